@@ -148,7 +148,7 @@ bench-stop: $(VENV)/.installed-dev ## How long a stop with children and processe
 bench-spawn: $(VENV)/.installed-dev ## What the confinement of a command costs
 	@$(PY) -m bench.spawn $(QUICKFLAG) $(ARGS)
 
-bench-model: $(VENV)/.installed-dev ## What a model call costs at 32, 256 and 1,000 at once
+bench-model: $(VENV)/.installed-dev ## The cost of a model call at 32, 256 and 1,000 concurrent calls
 	@$(PY) -m bench.model $(QUICKFLAG) $(ARGS)
 
 bench-console: $(VENV)/.installed-dev ## 10,000 nodes, 1,000 changes a second: frames of the page, CPU of the server for one viewer
@@ -184,7 +184,7 @@ bench-scale: $(VENV)/.installed-dev ## PostgreSQL beside SQLite and the referenc
 bench-growth: $(VENV)/.installed-dev ## CPU a turn against stored sessions, history, live jobs and tree nodes
 	@$(PY) -m bench.growth $(QUICKFLAG) $(ARGS)
 
-bench-embed: $(VENV)/.installed-dev ## What a turn costs from asyncio beside one from Trio
+bench-embed: $(VENV)/.installed-dev ## The cost of a turn from asyncio, compared with one from Trio
 	@$(PY) -m bench.embed $(QUICKFLAG) $(ARGS)
 
 .PHONY: bench-tracing

@@ -1,1 +1,1 @@
-"""Benchmarks: each module is run with `python -m bench.<name>` and says what it measures."""
+"""Benchmarks: each module is run with `python -m bench.<name>`; its docstring says what it measures."""

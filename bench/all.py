@@ -25,14 +25,14 @@ NAMES = ("isolation", "runtime", "store", "stop", "spawn", "model", "serve", "ss
 VARIANTS = {"isolation-sabotage": ("isolation", "--sabotage")}
 """Further runs of a benchmark, under names of their own."""
 
-PATIENCE = 3600.0
+TIMEOUT = 3600.0
 """Seconds that one benchmark may take."""
 
 ROOT = Path(__file__).parents[1]
 
 
 def present() -> list[str]:
-    """The benchmarks that exist, variants after their own."""
+    """Return the names of all benchmarks, each followed by its variants."""
     found: list[str] = []
     for name in NAMES:
         if find_spec(f"bench.{name}") is not None:
@@ -42,13 +42,13 @@ def present() -> list[str]:
 
 
 def run(name: str, *, quick: bool) -> str:
-    """Run one benchmark; give the last line that it printed, or say how it failed."""
+    """Run one benchmark; return the last line that it printed, or how it failed."""
     module, *options = VARIANTS.get(name, (name,))
     command = [sys.executable, "-m", f"bench.{module}", *options, *(["--quick"] if quick else [])]
     try:
-        done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, timeout=PATIENCE, check=False)
+        done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, timeout=TIMEOUT, check=False)
     except subprocess.TimeoutExpired:
-        return f"{name}: stopped after {PATIENCE:.0f} s"
+        return f"{name}: stopped after {TIMEOUT:.0f} s"
     print(done.stdout, end="", flush=True)
     lines = done.stdout.splitlines()
     if lines and lines[-1].startswith(module):
@@ -67,19 +67,19 @@ def purpose(name: str) -> str:
 
 
 def figures(name: str, folder: Path) -> dict[str, Any]:
-    """What a benchmark kept, or nothing."""
+    """Return the stored result of a benchmark; empty if there is none."""
     path = folder / f"{name}.json"
     return json.loads(path.read_text()) if path.exists() else {}
 
 
 def bounds_of(kept: dict[str, Any]) -> dict[str, bool]:
-    """The bounds in a result, by their words."""
+    """Return the bounds in a result, by their text."""
     found: dict[str, bool] = kept.get("bounds", {})
     return found
 
 
 def page(folder: Path) -> str:
-    """The page of results, from the files."""
+    """Return the page of results, made from the files."""
     lines = [
         "# The last results",
         "",

@@ -47,7 +47,7 @@ def answer(ask: Ask) -> bytes:
 
 
 def deltas(ask: Ask) -> int:
-    """How many events are asked for."""
+    """Return the requested number of events."""
     prompt = ask.messages[-1].content
     return int(prompt[2:]) if prompt.startswith("#d") else 1
 

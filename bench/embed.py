@@ -1,4 +1,4 @@
-"""What a turn costs from asyncio beside one from Trio: `make bench-embed`.
+"""The cost of a turn from asyncio, compared with one from Trio: `make bench-embed`.
 
 Four ways in one run, as alternating rounds: Trio itself (twice, for the A/A ratio), `AsyncioRuntime` with an agent on the host's loop, `AsyncioRuntime` with an
 agent on Trio, and Trio's guest mode in the host's thread with an agent on Trio. Times are per turn, 64 turns at once.

@@ -66,7 +66,7 @@ async def answer(turn: Turn) -> Reply:
 
 @asynccontextmanager
 async def filled(path: Path, sessions: int, **settings: int) -> AsyncIterator[Runtime]:
-    """A runtime on a durable store that already holds so many sessions. It does not index them for the search, which would be measured too."""
+    """Open a runtime on a durable store with this many sessions. They are not indexed for search, which would be measured, too."""
     async with open_store(path, maintenance=False):
         pass
     db = apsw.Connection(str(path))
@@ -87,7 +87,7 @@ async def filled(path: Path, sessions: int, **settings: int) -> AsyncIterator[Ru
 
 
 def of_session(name: str) -> SessionContext:
-    """A context as the HTTP front end makes it."""
+    """Return a context as `http/turns.py` makes it."""
     return SessionContext(platform="api_server", source="api_server", session_id=name, session_key=name, chat_id=name)
 
 
@@ -112,7 +112,7 @@ async def cpu_per_turn(runtime: Runtime, turns: int, choose: Callable[[], str]) 
 
 
 def anyone(sessions: int) -> Callable[[], str]:
-    """Names stored sessions, at random but the same in every run."""
+    """Chooses stored sessions at random, the same in every run."""
     choice = random.Random(7)
     return lambda: f"stored-{choice.randint(1, sessions)}"
 
@@ -150,7 +150,7 @@ async def _lives_on(job: Job) -> JobState:
 
 
 async def add_jobs(runtime: Runtime, count: int, first: int = 0) -> None:
-    """Start jobs that live until the runtime ends, some of each session."""
+    """Start jobs that run until the runtime ends, several for each session."""
     spec = JobSpec(kind="process", title="lives on", run=_lives_on)
     for number in range(first, first + count):
         owner = runtime.owner(of_session(f"with-jobs-{number // JOBS_OF_A_SESSION}"))

@@ -22,7 +22,7 @@ from bench.report import Report, arguments_for, progress
 
 __all__ = ["Crossings", "look_for_crossings"]
 
-PATIENCE = 120.0
+TIMEOUT = 120.0
 
 
 @attrs.define
@@ -62,7 +62,7 @@ def _crossed(name: str, head: bytes, body: bytes) -> bool:
 
 
 async def look_for_crossings(port: int, sessions: int, turns: int, found: Crossings) -> None:
-    """Be so many clients at once, each with a session of its own, all starting together."""
+    """Run this many concurrent clients, each with its own session, all started together."""
     start = trio.Event()
     ready = 0
     at_once = 0
@@ -90,14 +90,14 @@ async def look_for_crossings(port: int, sessions: int, turns: int, found: Crossi
                 elif _crossed(name, head, answer):
                     found.crossings += 1
 
-    with trio.fail_after(PATIENCE):
+    with trio.fail_after(TIMEOUT):
         async with trio.open_nursery() as nursery:
             for number in range(sessions):
                 nursery.start_soon(client, number)
 
 
 def measure(sessions: int, turns: int) -> Crossings:
-    """Start the product, look, and end it."""
+    """Start the product, run the clients, and end it."""
     raise_descriptor_limit()
     found = Crossings()
     with pinned("hermes-trio", product(store="durable", more=["--turns", str(2 * sessions)])) as server:

@@ -63,7 +63,7 @@ from hermes_trio.tools.warden import ProcessSpec, Warden, open_warden
 PLACES = ("turn", "child task", "worker thread", "child turn", "process", "job after the turn", "completion")
 VARIABLES = ("HERMES_SESSION_KEY", "HERMES_SESSION_USER_ID", "HERMES_SESSION_MESSAGE_ID", "HERMES_SESSION_CWD")
 TELL = 'printf "%s\\n" "$HERMES_SESSION_KEY" "$HERMES_SESSION_USER_ID" "$HERMES_SESSION_MESSAGE_ID" "$(pwd -P)"'
-"""What a process is asked: its environment, and where it really is."""
+"""The command of a process: prints its environment and its working directory."""
 
 TASKS = 2
 """Child tasks a turn."""
@@ -71,16 +71,16 @@ PROCESSES = 8
 """Processes at once; all designs take turns in the same way."""
 POOL_THREADS = 64
 POOL_TURNS = 16
-"""Turns at once in the thread pool, so few that their tools always find a thread."""
+"""Concurrent turns in the thread pool: few enough that their tools always get a thread."""
 LONGEST_PAUSE = 0.004
 """Seconds that a turn may wait between binding its identity and reading it."""
-PATIENCE = 120.0
+TIMEOUT = 120.0
 """Seconds without any completion after which the missing ones count as lost."""
 
 
 @attrs.frozen
 class Identity:
-    """What a turn is bound to."""
+    """The identity that a turn is bound to."""
 
     key: str = ""
     user: str = ""
@@ -115,7 +115,7 @@ class Step:
 
 @attrs.frozen
 class Workload:
-    """What all designs do. The same seed gives the same work."""
+    """The workload of all designs. The same seed gives the same work."""
 
     sessions: int
     turns: int
@@ -148,12 +148,12 @@ class Tally:
                 (self.foreign if found.key or found.message else self.missing)[place] += 1
 
     def lost(self, place: str, count: int) -> None:
-        """Count what should have been read and never came."""
+        """Count a read that did not arrive."""
         self.reads[place] += count
         self.missing[place] += count
 
     def crossings(self, place: str) -> int:
-        """Reads in this place that did not give the turn's own identity."""
+        """Return the number of reads in this place that returned another identity than the turn's."""
         return self.foreign[place] + self.missing[place]
 
     @property
@@ -173,12 +173,12 @@ class Tally:
 
 
 def read_here() -> Identity:
-    """What the session variables say in this task or thread."""
+    """Return the identity in the session variables of this task or thread."""
     return Identity(*map(get_session_env, VARIABLES))
 
 
 class Conversations(Interface):
-    """A delivering front: its sessions are lanes. `ended` tells whoever waits for the end of a turn."""
+    """A delivering interface: its sessions are lanes. `ended` signals the end of a turn."""
 
     platform = "bench"
 
@@ -199,11 +199,11 @@ class Hosted:
         self.warden: Warden
         self.spawning = trio.CapacityLimiter(PROCESSES)
         self.gates: dict[str, trio.Event] = {}
-        """By turn id: what the job of the turn waits for."""
+        """By turn id: the event that the job of the turn waits for."""
         self.answers: dict[str, trio.Event] = {}
-        """By message id: what the conversation waits for before it says the next thing."""
+        """By message id: the event that the conversation waits for before its next message."""
         self.promised: dict[str, Step] = {}
-        """By job id: whom the completion is for."""
+        """By job id: the identity that its completion must have."""
         self.told = 0
         self.news = trio.Event()
 
@@ -232,7 +232,7 @@ class Hosted:
             yield
 
     async def converse(self, inbox: Inbox, session: int) -> None:
-        """A session of the front: one message after the other."""
+        """Run a session of the interface: one message after the other."""
         for number in range(self.work.turns):
             step = self.work.step(session, number)
             answered = self.answers[step.identity.message] = trio.Event()
@@ -247,14 +247,14 @@ class Hosted:
             await answered.wait()
 
     async def embed(self, runtime: Runtime, session: int) -> None:
-        """A session of a program that embeds the runtime."""
+        """Run a session of a program that embeds the runtime."""
         for number in range(self.work.turns):
             step = self.work.step(session, number)
             outcome = await runtime.run_turn(f"{session} {number}", context_of(step.identity, "embedded"))
             self.ended(outcome.turn_id)
 
     def ended(self, turn_id: str) -> None:
-        """A turn is over: its job may look around."""
+        """Handle the end of a turn: its job may read its identity now."""
         gate = self.gates.pop(turn_id, None)
         if gate is not None:
             gate.set()
@@ -304,7 +304,7 @@ class Hosted:
         return "child"
 
     async def ask_process(self) -> Identity:
-        """What a real process of this session sees."""
+        """Return the identity that a real process of this session reads."""
         context = current_context() or SessionContext()
         async with self.spawning:
             spec = ProcessSpec(command=TELL, cwd=context.cwd or "/", env={"PATH": os.defpath, **context.environ()})
@@ -315,7 +315,7 @@ class Hosted:
         return Identity(*told.decode().splitlines())
 
     async def job(self, step: Step, gate: trio.Event, job: Job) -> JobState:
-        """Background work: it looks around when the turn that started it is gone."""
+        """Run background work: it reads its identity after the turn that started it has ended."""
         self.promised[job.id] = step
         job.started()
         await gate.wait()
@@ -324,22 +324,22 @@ class Hosted:
         return JobState.EXITED
 
     async def read_completions(self, runtime: Runtime) -> None:
-        """The in-process reader."""
+        """Read the in-process completions."""
         async for row in runtime.completions():
             self.completed(row.job_id, Identity.of(row.routing))
 
     def completed(self, job_id: str, routing: Identity) -> None:
-        """A completion came, with this routing."""
+        """Count a completion with this routing."""
         self.tally.check("completion", self.promised[job_id].identity, routing)
         self.told += 1
         self.news.set()
 
     async def all_told(self) -> None:
-        """Wait for every completion; what does not come is lost."""
+        """Wait for every completion; those that do not arrive count as lost."""
         promised = self.work.sessions * self.work.turns
         while self.told < promised:
             self.news = trio.Event()
-            with trio.move_on_after(PATIENCE) as patience:
+            with trio.move_on_after(TIMEOUT) as patience:
                 await self.news.wait()
             if patience.cancelled_caught:
                 self.tally.lost("completion", promised - self.told)
@@ -347,7 +347,7 @@ class Hosted:
 
 
 def context_of(identity: Identity, platform: str) -> SessionContext:
-    """The context that a front binds for this identity."""
+    """Return the context that an interface binds for this identity."""
     return SessionContext(
         platform=platform,
         session_key=identity.key,
@@ -359,27 +359,27 @@ def context_of(identity: Identity, platform: str) -> SessionContext:
 
 
 class ProcessGlobal:
-    """Looks like a ContextVar, and is one value for everybody."""
+    """Has the methods of a ContextVar, but one value for all tasks and threads."""
 
     def __init__(self) -> None:
         self._value: Any = None
 
     def get(self) -> Any:
-        """The value that was set last, by whomever."""
+        """Return the value that was set last, by any task."""
         return self._value
 
     def set(self, value: Any) -> Any:
-        """Set it for everybody; the token is what was there before."""
+        """Set the value for all tasks; the token is the previous value."""
         before, self._value = self._value, value
         return before
 
     def reset(self, token: Any) -> None:
-        """Put the value of a token back, for everybody."""
+        """Restore the value of a token, for all tasks."""
         self._value = token
 
 
 def sabotage() -> None:
-    """Take the runtime's ContextVar away, in every module that holds it."""
+    """Replace the runtime's ContextVar in every module that holds it."""
     from hermes_trio.runtime.context import _binding as ours
 
     shared = ProcessGlobal()
@@ -392,12 +392,12 @@ def sabotage() -> None:
 
 
 def read_environ() -> Identity:
-    """What the process says that the session is."""
+    """Return the session in the environment of this process."""
     return Identity(*(os.environ.get(name, "") for name in VARIABLES))
 
 
 def write_environ(identity: Identity) -> None:
-    """Say for the whole process which session this is."""
+    """Set the session of the whole process."""
     for name, value in zip(VARIABLES, attrs.astuple(identity), strict=True):
         os.environ[name] = value
     if identity.cwd:
@@ -405,7 +405,7 @@ def write_environ(identity: Identity) -> None:
 
 
 def ask_shell(env: dict[str, str] | None = None, cwd: str | None = None) -> Identity:
-    """What a process says that inherits what this one has, or is given this environment."""
+    """Return the session that a child process reads, with the inherited environment or this one."""
     told = subprocess.run(["/bin/sh", "-c", TELL], env=env, cwd=cwd, capture_output=True, text=True, check=True)
     return Identity(*told.stdout.splitlines())
 

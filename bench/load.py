@@ -47,7 +47,7 @@ _TIMEOUT = 30
 
 @attrs.frozen
 class Load:
-    """What the clients saw. `rate` counts good answers only, in requests a second; times are in milliseconds."""
+    """The measurements of the clients. `rate` counts good answers only, in requests a second; times are in milliseconds."""
 
     rate: float
     answered: int
@@ -58,19 +58,19 @@ class Load:
 
 
 def have_wrk() -> bool:
-    """Whether wrk is installed."""
+    """Return whether wrk is installed."""
     return shutil.which("wrk") is not None
 
 
 def free_port() -> int:
-    """A port that nobody listens on now."""
+    """Return a free port."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return int(sock.getsockname()[1])
 
 
 def request_bytes(body: str, *, path: str = CHAT_PATH, method: str = "POST", more: str = "") -> bytes:
-    """A whole request, with the key that all servers take."""
+    """Return a whole request, with the key that all servers accept."""
     data = body.encode()
     head = f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {REFERENCE_KEY}\r\n{more}"
     if data or method == "POST":
@@ -79,7 +79,7 @@ def request_bytes(body: str, *, path: str = CHAT_PATH, method: str = "POST", mor
 
 
 def drive(url: str, clients: int, seconds: int, *, body: str = CHAT_BODY, own: bool = False) -> Load:
-    """Let so many clients post `body` to the chat completions of a server for so long."""
+    """Let this many clients post `body` to the chat completions of a server for `seconds`."""
     if have_wrk() and not own:
         return _drive_wrk(url, clients, seconds, body)
     command = [sys.executable, "-m", "bench.load", url, "--clients", str(clients), "--seconds", str(seconds)]
@@ -198,13 +198,13 @@ def _take_answer(client: _Client) -> int | None:
 
 
 def raise_descriptor_limit() -> None:
-    """Allow this process as many connections as the system lets it have."""
+    """Raise the limit of descriptors of this process to the highest that the system allows."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def main() -> int:
-    """Drive a server and print what the clients saw."""
+    """Load a server and print the measurements."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("url")
     parser.add_argument("--clients", type=int, default=32)

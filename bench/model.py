@@ -1,4 +1,4 @@
-"""What a model call costs when many are under way: `python -m bench.model [--quick]`.
+"""The cost of a model call among many concurrent ones: `python -m bench.model [--quick]`.
 
 A scripted provider in a process of its own streams an answer of 20 deltas to each of 32, 256 and 1,000 calls at a time. The CPU time of the
 calling process per call is measured for our client, for one shared httpx2 client and for httpx2 clients in 32 shards, in turns within one run.
@@ -74,7 +74,7 @@ async def ours(url: str) -> AsyncIterator[OneCall]:
 
 @asynccontextmanager
 async def httpx(url: str, shards: int) -> AsyncIterator[OneCall]:
-    """Clients of httpx2, each call on the one that its number falls on."""
+    """Clients of httpx2; the calls are distributed over them by number."""
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
     body = {"model": "bench", "messages": [{"role": "user", "content": "x" * 200}], "stream": True}
     async with AsyncExitStack() as stack:
@@ -102,7 +102,7 @@ async def cpu_per_call(call: OneCall, calls: int) -> float:
 
 
 async def cancel_latencies(calls: int) -> list[float]:
-    """Milliseconds from cancelling a call in the middle of its stream until its provider knows."""
+    """Milliseconds from cancelling a call in the middle of its stream until its provider notices the disconnect."""
     answer = ScriptedAnswer(text="word " * 100, piece=5, fault=Fault.STALL, fault_after=10)
     latencies: list[float] = []
     async with trio.open_nursery() as nursery, ConnectionPool() as transport:

@@ -36,7 +36,7 @@ END_SECONDS = 20.0
 
 @attrs.define
 class PinnedServer:
-    """A server that answers. `facts` is what it said about itself."""
+    """A running server. `facts` is what it printed about itself."""
 
     name: str
     process: subprocess.Popen[str]
@@ -45,7 +45,7 @@ class PinnedServer:
 
     @property
     def url(self) -> str:
-        """Where it answers."""
+        """Return its address."""
         return f"http://127.0.0.1:{self.port}"
 
     def cpu_seconds(self) -> float:

@@ -1,6 +1,6 @@
 """The product as a benchmark serves it: everything but the model, which is an agent that answers at once or after a while.
 
-Usage: python -m bench.product_server [--port 0 | --bind fd://N] [--store memory|durable] [--url ADDRESS] [--node NAME] [--home DIR]
+Usage: python -m bench.product_server [--port 0 | --bind fd://N [--others N,N]] [--store memory|durable] [--url ADDRESS] [--node NAME] [--home DIR]
     [--sleep SECONDS] [--turns N] [--drain SECONDS] [--profile FILE]
 
 Auth, limits, tree, store and server are those of `hermes-trio serve`. A prompt `#d<N>` streams N deltas, with a checkpoint after each; `#s<SECONDS>`
@@ -39,7 +39,7 @@ USAGE = Usage(input_tokens=10, output_tokens=5, api_calls=1)
 
 
 def answering(seconds: float) -> Agent:
-    """An agent that says the same to everybody, after so long."""
+    """An agent that returns the same answer after a delay."""
 
     async def agent(turn: Turn) -> Reply:
         prompt = turn.input.text
@@ -73,7 +73,7 @@ def _session() -> str:
 
 
 async def _identity(turn: Turn, argument: str) -> str:
-    """What a turn, a task of it, and a thread of it if asked for, see at moments at which others run."""
+    """Return the identities that a turn, a task of it and, on request, a thread of it read while other turns run."""
     seen = [_session()]
 
     async def task() -> None:
@@ -99,7 +99,7 @@ async def serving(
 
 
 def port_of(server: Serving) -> int:
-    """The port that the kernel chose."""
+    """Return the port that the kernel chose."""
     return int(server.addresses[0].rpartition(":")[2])
 
 
@@ -138,7 +138,9 @@ async def _main(args: argparse.Namespace, home: Path) -> None:
         AdminKey(KEY),
         agent=answering(args.sleep),
         in_memory=args.store == "memory",
-        listening=Listening(bind=args.bind, announces=not args.bind),
+        listening=Listening(
+            bind=args.bind, announces=not args.bind, others=tuple(int(one) for one in args.others.split(",") if one)
+        ),
         announce=announce,
         draining=lambda serving: None,
         report=report,
@@ -151,6 +153,7 @@ def main() -> int:
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--store", choices=["memory", "durable"], default="durable")
     parser.add_argument("--bind", default="", help="an inherited socket to listen on")
+    parser.add_argument("--others", default="", help="the inherited sockets of other workers")
     parser.add_argument("--url", default="", help="of a store in PostgreSQL")
     parser.add_argument("--node", default="", help="the name of this node")
     parser.add_argument("--home", type=Path)

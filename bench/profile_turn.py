@@ -1,4 +1,4 @@
-"""Where a turn's microseconds go: `python -m bench.profile_turn [--store memory] [--clients 32]`.
+"""Shows which parts of the program use the CPU time of a turn: `python -m bench.profile_turn [--store memory] [--clients 32]`.
 
 The product answers instant chat completions twice: as it is, for the CPU time of a turn, and under cProfile, for the shares of it. A profiler makes small
 Python functions look more expensive than they are, so the shares are for finding things, and the CPU time for believing them. The table adds up the
@@ -44,7 +44,7 @@ BUILT_IN = {
 
 
 def part_of(file: str, name: str) -> str:
-    """Which part a function belongs to."""
+    """Return the part that a function belongs to."""
     if file == "~":
         return next((part for mark, part in BUILT_IN.items() if mark in name), "other built-in functions")
     return next((part for mark, part in PARTS.items() if mark in file), "the rest")

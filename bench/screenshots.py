@@ -26,12 +26,12 @@ VIEWS = (
 
 
 def say(http: httpx2.Client, conversation: str, text: str) -> None:
-    """Say something in a conversation of the web chat."""
+    """Send a message in a conversation of the web chat."""
     http.post(f"{CHAT}/{conversation}/messages", json={"text": text}).raise_for_status()
 
 
 def until(http: httpx2.Client, conversation: str, answers: int) -> None:
-    """Wait until a conversation has so many answers in words."""
+    """Wait until a conversation has this many text answers."""
     while True:
         data = http.get(f"{CHAT}/{conversation}/messages").json()["data"]
         if sum(one["role"] == "assistant" and bool(one["text"]) for one in data) >= answers:

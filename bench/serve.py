@@ -50,7 +50,7 @@ class Sample:
     cpu: float
     """CPU microseconds a request."""
     share: float
-    """The part of its core that it got; others take the rest."""
+    """The share of its core that it got; other processes use the rest."""
     grown: int
     """Bytes by which its memory grew at most, from before the load."""
 
@@ -129,7 +129,7 @@ def commit_seconds(folder: Path, count: int = 40) -> float:
 
 
 def _let_end(server: PinnedServer) -> None:
-    """Wait until a server has stopped working for clients that have left: the next one has the same core."""
+    """Wait until a server is idle after its clients have disconnected: the next server uses the same core."""
     for _ in range(40):
         cpu = server.cpu_seconds()
         time.sleep(0.1)
@@ -176,7 +176,7 @@ def _median(values: list[float]) -> float:
 
 @attrs.define
 class Crowd:
-    """10,000 connections, of which 200 are active: what became of them, and of `/health` beside them."""
+    """10,000 connections, of which 200 are active: the number that was answered, and the latency of `/health` meanwhile."""
 
     opened: int = 0
     refused: int = 0
@@ -187,7 +187,7 @@ class Crowd:
 
 
 def _health_p99(port: int, seconds: float) -> float:
-    """The p99 of `/health` in milliseconds, asked by one client at an easy pace."""
+    """Return the p99 of `/health` in milliseconds, requested by one client at a low rate."""
     request = request_bytes("", path="/health", method="GET")
     times: list[float] = []
     end = time.perf_counter() + seconds

@@ -32,7 +32,7 @@ from bench.report import Report, arguments_for, progress
 
 CLIENTS = 200
 CALM_SECONDS = 30.0
-"""How long the tree may take to become idle again."""
+"""Seconds that the tree may take to become idle again."""
 END_SECONDS = 60.0
 RSS_BOUND = 1.10
 SPARE_DESCRIPTORS = 5
@@ -54,7 +54,7 @@ class Left(Exception):
 
 @attrs.define
 class Tally:
-    """What the clients did, and what they were promised."""
+    """What the clients did, and what was acknowledged."""
 
     done: Counter[str] = attrs.field(factory=Counter[str])
     wrong: list[str] = attrs.field(factory=list[str])
@@ -65,7 +65,7 @@ class Tally:
     ending: bool = False
 
     def expect(self, good: bool, what: str) -> None:
-        """Note an answer that should not have been given."""
+        """Record an unexpected response."""
         if not good and not self.ending:
             self.wrong.append(what)
 
@@ -139,7 +139,7 @@ class Connection:
         self._data += data
 
     async def close(self) -> None:
-        """Leave."""
+        """Disconnect."""
         await self._stream.aclose()
 
 
@@ -148,7 +148,7 @@ def _chat(prompt: str, **more: Any) -> dict[str, Any]:
 
 
 async def chat(one: Connection, tally: Tally, prompt: str) -> None:
-    """Ask and be answered."""
+    """Send a chat completion and read the response."""
     status, _ = await one.ask("POST", "/v1/chat/completions", _chat(prompt))
     tally.expect(status == 200, f"chat {status}")
     if status == 200:
@@ -156,7 +156,7 @@ async def chat(one: Connection, tally: Tally, prompt: str) -> None:
 
 
 async def stream(one: Connection, tally: Tally, prompt: str) -> None:
-    """Ask and read the answer as it comes."""
+    """Send a streamed chat completion and read its events."""
     await one.send("POST", "/v1/chat/completions", _chat(prompt, stream=True))
     status, length = await one.head()
     body = await one.body(length)
@@ -209,7 +209,7 @@ async def stop(one: Connection, tally: Tally, prompt: str) -> None:
 
 
 async def leave(one: Connection, tally: Tally, prompt: str) -> None:
-    """Ask for something long, and be gone before it is there."""
+    """Send a long request, and disconnect before the response."""
     order = random.choice(["!sleep 60", "!run sleep 60"])
     streamed = random.random() < 0.5
     await one.send("POST", "/v1/chat/completions", _chat(f"{order}\n{prompt}", stream=streamed))
@@ -229,7 +229,7 @@ MIX: list[tuple[Callable[[Connection, Tally, str], Awaitable[None]], float]] = [
 
 
 async def client(number: int, port: int, tally: Tally, until: float) -> None:
-    """One client: something of everything, on a connection that it keeps while it can."""
+    """Run one client: a mix of all actions, on one connection for as long as it lasts."""
     choice = random.Random(number)
     one: Connection | None = None
     count = 0
@@ -255,7 +255,7 @@ async def client(number: int, port: int, tally: Tally, until: float) -> None:
 
 
 async def load(port: int, seconds: float, tally: Tally, clients: int = CLIENTS) -> None:
-    """All clients, for so long, and until each has what it waits for."""
+    """Run all clients for `seconds`, and wait until each has got its last response."""
     until = trio.current_time() + seconds
     async with trio.open_nursery() as nursery:
         for number in range(clients):
@@ -267,7 +267,7 @@ async def load(port: int, seconds: float, tally: Tally, clients: int = CLIENTS) 
 
 @attrs.frozen
 class State:
-    """A server that does nothing."""
+    """The state of the server: nodes of its tree by kind, processes, descriptors and memory."""
 
     nodes: dict[str, int]
     processes: int
@@ -291,7 +291,7 @@ def _nodes(tree: dict[str, Any], counts: Counter[str]) -> Counter[str]:
 
 
 async def state_of(pid: int, port: int) -> State:
-    """Look at the server through its own tree and through /proc."""
+    """Read the state of the server from its tree and from /proc."""
     one = await Connection.open(port)
     _, body = await one.ask("GET", "/v1/tree")
     await one.close()
@@ -302,7 +302,7 @@ async def state_of(pid: int, port: int) -> State:
 
 
 async def calm_state(pid: int, port: int, idle: State | None) -> State:
-    """The state once the tree is as it was, or after the time that it may take."""
+    """Return the state when the tree is idle again, or after the time limit."""
     deadline = trio.current_time() + CALM_SECONDS
     while True:
         state = await state_of(pid, port)
@@ -362,7 +362,7 @@ async def _weigh(pid: int, memory: list[int]) -> None:
 
 
 async def soak(process: subprocess.Popen[str], port: int, home: Path, seconds: float, bar: Progress) -> Soak:
-    """Warm up, load, look, and end the server under load."""
+    """Warm up, load, measure, and end the server under load."""
     database = home / "state.db"
     task = bar.add_task("warming up", total=4)
     tally, last = Tally(), Tally()

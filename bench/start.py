@@ -1,4 +1,4 @@
-"""How soon a server answers, and what it weighs while nobody asks: `python -m bench.start [--quick]`.
+"""The time from the start of a server to its first answer, and its memory when idle: `python -m bench.start [--quick]`.
 
 `hermes-trio serve` as a user starts it (SQLite, the demo model), the reference's API server, and bare uvicorn + Starlette, in turns. The time to the
 first answer runs from the start of the process to the end of the first chat completion; the memory is that of the process one second later. The
@@ -32,7 +32,7 @@ from bench.report import Report, arguments_for, progress, spread
 __all__ = ["Start", "measure_start", "start_bounds"]
 
 SETTLED_SECONDS = 1.0
-PATIENCE = 60.0
+TIMEOUT = 60.0
 BOUND = 0.6
 
 
@@ -56,7 +56,7 @@ def _first_answer(port: int, request: bytes, deadline: float) -> bool:
 
 
 def start_once(command: Sequence[str], port: int, environment: dict[str, str]) -> Start:
-    """Start a server on its core, wait for its first answer, weigh it, end it."""
+    """Start a server on its core, wait for its first answer, measure its memory, and end it."""
     request = request_bytes(CHAT_BODY)
     began = time.monotonic()
     process = subprocess.Popen(
@@ -68,8 +68,8 @@ def start_once(command: Sequence[str], port: int, environment: dict[str, str]) -
         start_new_session=True,
     )
     try:
-        while not _first_answer(port, request, began + PATIENCE):
-            if time.monotonic() - began > PATIENCE or process.poll() is not None:
+        while not _first_answer(port, request, began + TIMEOUT):
+            if time.monotonic() - began > TIMEOUT or process.poll() is not None:
                 raise RuntimeError(f"no answer from {' '.join(command)}")
             time.sleep(0.005)
         seconds, cpu = time.monotonic() - began, cpu_seconds(process.pid)
@@ -106,7 +106,7 @@ def measure_start(name: str) -> Start | None:
 
 
 def start_bounds(report: Report, starts: dict[str, list[Start]]) -> None:
-    """Hold the product to what is promised about its start, if there is a reference to compare with."""
+    """Check the bounds of the start, if the reference is installed."""
     if not starts.get("reference"):
         return
     ours, theirs = starts["product"], starts["reference"]

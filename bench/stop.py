@@ -1,4 +1,4 @@
-"""How long a stop takes until everything is gone: `python -m bench.stop [--quick]`.
+"""The time of a stop until every task and process has ended: `python -m bench.stop [--quick]`.
 
 A turn of the real agent (demo model, all tools, a store in a file) delegates to three synchronous children, each with a command in the foreground, and runs two
 commands of its own beside them: four turns, five process groups. When all five commands run, the turn is stopped. Measured is the time from the stop to its
@@ -85,14 +85,14 @@ async def gateway(folder: str) -> AsyncIterator[tuple[Runtime, Toolbox]]:
 
 
 def message(command: str) -> str:
-    """What the demo model is told to do: all of it at once."""
+    """The directives for the demo model."""
     tasks = [{"goal": f"!run {command}"} for _ in range(CHILDREN)]
     own = [f"!run {command}" for _ in range(PROCESSES - CHILDREN)]
     return "\n".join([f"!tool delegate_task {msgspec.json.encode({'tasks': tasks}).decode()}", *own])
 
 
 async def stop_once(runtime: Runtime, box: Toolbox, command: str, number: int) -> Sample:
-    """Start everything, wait until all commands run, stop, and look whether they are gone."""
+    """Start everything, wait until all commands run, stop, and check that they have ended."""
     context = SessionContext(session_id=f"s{number}", session_key=f"s{number}")
     turns: list[Turn] = []
     async with trio.open_nursery() as nursery:
@@ -107,7 +107,7 @@ async def stop_once(runtime: Runtime, box: Toolbox, command: str, number: int) -
 
 
 async def running(box: Toolbox) -> list[int]:
-    """Wait until every shell has started its command; all their numbers."""
+    """Wait until every shell has started its command; return the process ids of all."""
     with trio.fail_after(60):
         while True:
             shells = [process.pid for process in box.warden.processes if process.pid]
@@ -179,7 +179,7 @@ def publish(report: Report, samples: dict[str, list[Sample]], seconds: float) ->
 
 
 def draw(samples: dict[str, list[Sample]], axes: Any) -> None:
-    """How many stops were over after how long."""
+    """Plot the distribution of the times of the stops."""
     for kind, taken in samples.items():
         ordered = sorted(sample.milliseconds for sample in taken)
         axes.step(ordered, [(index + 1) / len(ordered) for index in range(len(ordered))], where="post", label=kind)

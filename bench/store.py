@@ -68,7 +68,7 @@ class Figures:
 
 
 async def for_a_while(seconds: float, work: Callable[[int], Awaitable[object]], tasks: int = WRITERS) -> int:
-    """Let `tasks` tasks repeat `work(task number)` for so long; return how often it was done."""
+    """Let `tasks` tasks repeat `work(task number)` for `seconds`; return how often it was done."""
     done = 0
     end = time.perf_counter() + seconds
 
@@ -114,7 +114,7 @@ async def hopped_commits(path: Path, seconds: float) -> float:
 
 
 def chat_turn(number: int, count: int) -> TurnFinish:
-    """What a turn of a chat leaves behind."""
+    """Return the end of a chat turn, as it is stored."""
     key = f"agent:main:telegram:dm:{number}"
     return TurnFinish(
         start=TurnStart(
@@ -153,7 +153,7 @@ async def turns(store: SqliteStore, seconds: float) -> tuple[float, float, float
 
 
 def taken_off() -> int:
-    """How often the kernel has taken the CPU away from this thread."""
+    """Return the number of involuntary context switches of this thread."""
     return resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw
 
 

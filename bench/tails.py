@@ -2,9 +2,9 @@
 
 One process writes 4,000 events a second to the logs of 10,000 runs, as the event writer of a node does: every 50 ms one batch. On another node, first the
 readers alone follow them (the store's side: signals, gathered reads, decoding), then the product serves them to as many SSE sockets. Every reader checks
-that its events are numbered without a gap; CPU is that of the reading node's process until the last of
-them has everything, as a share of one core over the time of writing. Everything is on this machine, and ends with
-the benchmark.
+that its events are numbered without a gap; CPU is that of the reading node's process from the moment at which all readers wait until the last of
+them has everything, as a share of one core over the time of writing: what it costs to open the readers is not in it. Everything is on this
+machine, and ends with the benchmark.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ async def write_events(store: Any, count: int, rate: int, seconds: float, first:
 
 
 async def write_node(url: str, count: int, rate: int) -> None:
-    """A node that makes the runs, and writes for as long as each line of standard input says."""
+    """Run a node that makes the runs, and writes events for the seconds in each line of standard input."""
     async with open_postgres(url, maintenance=False, node_name="writer", lease_seconds=600) as store:
         await begin_runs(store, count)
         print("READY", flush=True)
@@ -125,7 +125,7 @@ class Sink:
 
 
 async def tail_node(url: str, count: int) -> None:
-    """A node with readers and no sockets. It says how far they are for each line of standard input."""
+    """Run a node with readers and without sockets. It prints their progress for each line of standard input."""
     counts = [0] * count
     async with open_postgres(url, maintenance=False, node_name="reader", lease_seconds=600) as store:
         core = cast(Any, SimpleNamespace(store=store, readers=ReaderLimit(count), shared=True))
@@ -147,7 +147,7 @@ async def tail_node(url: str, count: int) -> None:
 
 
 def read_streams(port: int, count: int) -> None:
-    """Open a stream for each run, and check the numbers of what comes. Says how far they are for each line of standard input."""
+    """Open a stream for each run, and check the numbers of its events. Prints the progress for each line of standard input."""
     _raise_limit()
     epoll = select.epoll()
     sockets: dict[int, socket.socket] = {}
@@ -217,18 +217,18 @@ class Helper:
         raise RuntimeError(f"this process did not start: {' '.join(words)}")
 
     def send(self, text: str = "") -> None:
-        """Ask."""
+        """Send a line."""
         assert self.process.stdin is not None
         self.process.stdin.write(text + "\n")
         self.process.stdin.flush()
 
     def answer(self) -> dict[str, Any]:
-        """The answer."""
+        """Return the answer."""
         assert self.process.stdout is not None
         return json.loads(self.process.stdout.readline())
 
     def ask(self, text: str = "") -> dict[str, Any]:
-        """Ask, and wait for the answer."""
+        """Send a line, and wait for the answer."""
         self.send(text)
         return self.answer()
 
@@ -250,9 +250,22 @@ def _until(readers: Helper, last: int) -> dict[str, Any]:
     return found
 
 
+def _at_rest(node: Helper) -> None:
+    """Wait, a minute at most, until a node is idle: all of its readers are open and wait."""
+    limit = time.monotonic() + 60
+    before = cpu_seconds(node.process.pid)
+    while time.monotonic() < limit:
+        time.sleep(0.5)
+        now = cpu_seconds(node.process.pid)
+        if now - before < 0.02:
+            return
+        before = now
+
+
 def measure(writer: Helper, node: Helper, readers: Helper, seconds: float, last: int = 0) -> dict[str, Any]:
     """The share of a core of `node` while `writer` writes for so long, and whether `readers`, who have all events up to `last`, got everything."""
     _until(readers, last)
+    _at_rest(node)
     cpu = cpu_seconds(node.process.pid)
     written = writer.ask(str(seconds))
     found = _until(readers, written["last"])

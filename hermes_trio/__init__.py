@@ -56,7 +56,7 @@ if TYPE_CHECKING:
         UnknownJob,
     )
     from .runtime.interface import Inbox, Interface
-    from .runtime.outcome import CancelCause, Cause, JobState, Outcome, RunStatus, StopReceipt, TurnState, Usage
+    from .runtime.outcome import CancelCause, Cause, JobState, Outcome, RunStatus, TurnState, Usage
     from .runtime.ports import (
         Agent,
         InboxRow,
@@ -71,6 +71,7 @@ if TYPE_CHECKING:
     from .runtime.run import Run
     from .runtime.runtime import DrainReport, Runtime, current_runtime
     from .runtime.stateless import StatelessEntry
+    from .runtime.stop_receipt import StopReceipt
     from .runtime.supervisor import Job, JobSpec, Supervisor
     from .runtime.tree import Node, Tree, waiting, working
     from .runtime.turn import DeliveringTurn, Owner, StatelessTurn, Turn, TurnHooks, TurnSpec
@@ -226,7 +227,6 @@ __getattr__ = lazy_attributes(
             "JobState",
             "Outcome",
             "RunStatus",
-            "StopReceipt",
             "TurnState",
             "Usage",
         ],
@@ -244,6 +244,7 @@ __getattr__ = lazy_attributes(
         ".runtime.run": ["Run"],
         ".runtime.runtime": ["DrainReport", "Runtime", "current_runtime"],
         ".runtime.stateless": ["StatelessEntry"],
+        ".runtime.stop_receipt": ["StopReceipt"],
         ".runtime.supervisor": ["Job", "JobSpec", "Supervisor"],
         ".runtime.tree": ["Node", "Tree", "waiting", "working"],
         ".runtime.turn": ["DeliveringTurn", "Owner", "StatelessTurn", "Turn", "TurnHooks", "TurnSpec"],

@@ -17,7 +17,7 @@ from hermes_trio.config import load_config, loose_modes
 from hermes_trio.gateway.api import open_api_gateway
 from hermes_trio.http.auth import AdminKey, admin_key, is_loopback, keep_key
 from hermes_trio.http.errors import ApiError
-from hermes_trio.http.server import ASGIApp, Receive, Scope, Send, bound_stock_sends, remedied
+from hermes_trio.http.server import ASGIApp, Receive, Scope, Send, bound_stock_sends, with_fixes
 from hermes_trio.logs import configure_logging
 
 __all__ = ["app"]
@@ -55,12 +55,12 @@ class Application:
             configure_logging(level=config.log.level, format=config.log.format, secrets=[key.value])
             for problem in loose_modes(config):
                 logger.warning("%s", problem)
-            # The ASGI server chooses the address, so the configured one says nothing.
+            # The ASGI server chooses the address; the configured one is not used.
             config = msgspec.structs.replace(config, server=msgspec.structs.replace(config.server, host="asgi"))
             undo = bound_stock_sends()
             try:
                 async with open_api_gateway(config, key) as gateway:
-                    self._app = remedied(gateway.app if key.path is None else _loopback_only(gateway.app))
+                    self._app = with_fixes(gateway.app if key.path is None else _loopback_only(gateway.app))
                     _announce(key)
                     await send({"type": "lifespan.startup.complete"})
                     started = True

@@ -27,9 +27,10 @@ from hermes_trio.runtime.budget import Budget
 from hermes_trio.runtime.context import Binding, SessionContext, _binding
 from hermes_trio.runtime.core import RuntimeSettings
 from hermes_trio.runtime.errors import AlreadyOpen, RuntimeClosed
-from hermes_trio.runtime.outcome import CancelCause, Cause, Outcome, StopReceipt
+from hermes_trio.runtime.outcome import CancelCause, Cause, Outcome
 from hermes_trio.runtime.ports import Agent, InboxRow, RuntimeStore, TurnInput
 from hermes_trio.runtime.runtime import DrainReport, Runtime, Stage
+from hermes_trio.runtime.stop_receipt import StopReceipt
 from hermes_trio.runtime.tree import EMPTY_CONTEXT
 from hermes_trio.runtime.turn import EventSink, Turn, TurnHooks
 
@@ -289,7 +290,7 @@ class AsyncioRuntime:
         return True
 
     def _main(self, ready: asyncio.Future[None]) -> None:
-        """The body of the thread: one `trio.run`. Reports its end to the program's loop, whatever it is."""
+        """Run the thread: one `trio.run`. Reports its end to the program's loop, whatever it is."""
         assert self._loop is not None
         error: BaseException | None = None
         try:
@@ -315,7 +316,7 @@ class AsyncioRuntime:
             if self._given_up:
                 self._opening.cancel()
             async with self._runtime as runtime, trio.open_nursery() as calls:
-                runtime.core.asyncio_loop.lend(self._loop)
+                runtime.core.asyncio_loop.use_host_loop(self._loop)
                 runtime.core.adapt = _host_agent
                 self._calls = calls
                 _call_host(self._loop, lambda: ready.done() or ready.set_result(None))
@@ -325,7 +326,7 @@ class AsyncioRuntime:
 
     async def _watch_loop(self, loop: asyncio.AbstractEventLoop) -> None:
         """End the runtime if the program has closed its loop without leaving the `async with`."""
-        while not loop.is_closed():  # noqa: ASYNC110 - a loop tells nobody that it is closed
+        while not loop.is_closed():  # noqa: ASYNC110 - a loop has no signal for its close
             await trio.sleep(LOOP_CHECK_SECONDS)
         logger.warning(
             "the asyncio loop of an AsyncioRuntime was closed while the runtime was open; the runtime ends now."

@@ -14,14 +14,11 @@ from typing import IO, Any, Final
 
 import msgspec
 
-from hermes_trio.base.redaction import HIDDEN, redact
+from hermes_trio.base.redaction import Redactor, shown
 from hermes_trio.runtime.context import current_binding
 
-__all__ = ["EntryFormatter", "Redactor", "add_identity", "configure_logging"]
+__all__ = ["EntryFormatter", "add_identity", "configure_logging"]
 
-_SECRET_KEYS: Final = frozenset({"key", "api_key", "token", "password", "secret", "authorization"})
-_SHORTEST: Final = 8
-"""Shorter secrets are not redacted: they would match everywhere."""
 _NOT_FIELDS: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 """The attributes of every log record. All others are fields that the caller gave."""
 _OWN: Final = frozenset({"event", "timestamp", "level", "logger", "exception", "stack"})
@@ -29,48 +26,12 @@ _OWN: Final = frozenset({"event", "timestamp", "level", "logger", "exception", "
 _COLOURS: Final = {"debug": "2", "info": "32", "warning": "33", "error": "31", "critical": "1;31"}
 
 
-class Redactor:
-    """Redacts known secrets, and text that looks like one, in every text of a log entry."""
-
-    def __init__(self, secrets: Iterable[str] = ()) -> None:
-        self._secrets = sorted({secret for secret in secrets if len(secret) >= _SHORTEST}, key=len, reverse=True)
-
-    def clean(self, text: str) -> str:
-        """Return `text` with its secrets redacted."""
-        for secret in self._secrets:
-            text = text.replace(secret, HIDDEN)
-        return redact(text)
-
-    def clean_entry(self, entry: MutableMapping[str, Any]) -> None:
-        """Redact the secrets in every field of an entry."""
-        for key, value in entry.items():
-            if key.lower() in _SECRET_KEYS and value:
-                entry[key] = HIDDEN
-            elif value is None or type(value) in (bool, int, float):
-                continue
-            else:
-                text = _shown(value)
-                # A stack trace is longer than redacted text may be, so each of its lines is redacted.
-                entry[key] = (
-                    "\n".join(self.clean(line) for line in text.split("\n")) if "\n" in text else self.clean(text)
-                )
-
-
-def _shown(value: object) -> str:
-    """Return `value` as text that can be written. Never raises: a value that cannot be shown or encoded must not lose the entry."""
-    try:
-        text = str(value)
-    except Exception as error:
-        return f"<a {type(value).__name__} that cannot be shown: {type(error).__name__}>"
-    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
-
-
 def _message(record: logging.LogRecord) -> str:
     """Return the message of a record, also if its arguments do not fit its format."""
     try:
         return record.getMessage()
     except Exception:
-        return f"{_shown(record.msg)} (with arguments that do not fit: {_shown(record.args)})"
+        return f"{shown(record.msg)} (with arguments that do not fit: {shown(record.args)})"
 
 
 def add_identity(entry: MutableMapping[str, Any]) -> None:
@@ -112,7 +73,7 @@ class EntryFormatter(logging.Formatter):
         }
         for name, value in vars(record).items():
             if name not in _NOT_FIELDS:
-                field = _shown(name)
+                field = shown(name)
                 entry[f"{field}_" if field in _OWN else field] = value
         add_identity(entry)
         if record.exc_info and record.exc_info[0] is not None:

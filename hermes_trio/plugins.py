@@ -1,6 +1,6 @@
 """Plugins: packages offer tools, adapters or model providers as entry points, and the configuration names those to use.
 
-An installed plugin is not loaded unless the configuration names it.
+An installed plugin is not loaded unless the configuration names it; nor is `importlib.metadata`, which takes two megabytes.
 """
 
 from __future__ import annotations
@@ -8,11 +8,13 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from hermes_trio.base.redaction import HIDDEN, redact
 from hermes_trio.base.settings import SettingsError, near
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint, EntryPoints
 
 __all__ = [
     "ADAPTERS",
@@ -41,6 +43,13 @@ _SECRET_NAME: Final = re.compile(r"key|token|secret|passw|credential|auth|cookie
 
 class PluginProblem(SettingsError):
     """Raised for a plugin that is configured and cannot be used. The text names it, its package and the cause."""
+
+
+def entry_points(*, group: str) -> EntryPoints:
+    """Return the entry points of a group, of all installed packages."""
+    from importlib import metadata
+
+    return metadata.entry_points(group=group)
 
 
 def installed_plugins(group: str) -> Mapping[str, EntryPoint]:

@@ -4,8 +4,12 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+
+from hermes_trio.http.app import standard_routes
 
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -45,6 +49,15 @@ def test_commands_in_the_docs_exist():
     for where, _, code in blocks("console", "bash", "sh"):
         for target in re.findall(r"^\s*\$?\s*make ([a-z-]+)", code, re.MULTILINE):
             assert target in targets, f"{where} names `make {target}`"
+
+
+def test_every_route_is_documented():
+    """A page names the path of every route of the API."""
+    core: Any = SimpleNamespace(services=SimpleNamespace(cron=object()))
+    pages = "".join(page.read_text() for page in PAGES)
+    paths = {route.path for route in standard_routes(core)}
+    assert len(paths) > 30
+    assert {path for path in paths if path not in pages} == set()
 
 
 def test_links_between_the_pages_lead_somewhere():

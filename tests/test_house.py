@@ -23,7 +23,7 @@ def test_a_public_class_name_is_defined_once():
 
 
 def test_every_verb_of_the_stores_port_is_called():
-    """A verb that nothing in the product calls is work for every backend, and for nobody. Its backends and the tests do not count as callers."""
+    """A verb that nothing in the product calls is work for every backend without a use. Its backends and the tests do not count as callers."""
     verbs: set[str] = set()
     for ports in ("runtime/ports.py", "store/ports.py"):
         for node in ast.parse((PACKAGE / ports).read_text(encoding="utf-8")).body:
@@ -38,3 +38,18 @@ def test_every_verb_of_the_stores_port_is_called():
             if isinstance(node, ast.Attribute):
                 called.add(node.attr)
     assert verbs - called == set()
+
+
+def test_values_are_structs_and_attrs_has_state():
+    """attrs is for objects whose fields change; a frozen value is a msgspec struct. The test tools are excepted."""
+    frozen: list[str] = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        place = path.relative_to(PACKAGE)
+        if place.parts[0] == "testing":
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                made_by = " ".join(ast.unparse(one) for one in node.decorator_list)
+                if "dataclass" in made_by or ("attrs." in made_by and "frozen" in made_by):
+                    frozen.append(f"{place}: {node.name}")
+    assert frozen == []

@@ -1,6 +1,6 @@
 """Builds and opens all delivering adapters of a configuration.
 
-Give `stage` to the Runtime (the senders outlive every turn), then open the assembly inside it with the approvals.
+Pass `stage` to the Runtime (the senders outlive every turn), then open the assembly inside the runtime with its approvals.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .cron.scheduler import CronScheduler
 if TYPE_CHECKING:
     from .webhook.receiver import WebhookReceiver
 
-# Imported by name, or where they are made: unused adapters are not imported, which keeps the start quick.
+# Adapters are imported by name, or where they are built, so that unused ones do not slow down the start.
 
 __all__ = ["AdapterAssembly", "OpenAdapters", "build_assembly", "github_platform"]
 
@@ -40,7 +40,7 @@ _PLATFORMS: Final = {"telegram": "TELEGRAM_BOT_TOKEN", "discord": "DISCORD_BOT_T
 
 
 class OpenAdapters(msgspec.Struct, frozen=True, kw_only=True):
-    """The open adapters. `hub.health()` is for the health report, `mount` for the server, `cron` for `/api/jobs`."""
+    """The open adapters. The health report uses `hub.health()`, the server `mount` and `mounts`, and `/api/jobs` uses `cron`."""
 
     hub: MessageHub
     webhook: WebhookReceiver | None
@@ -48,7 +48,7 @@ class OpenAdapters(msgspec.Struct, frozen=True, kw_only=True):
     endpoints: Mapping[str, CallbackEndpoint]
     """The endpoints that platforms call, by exact path."""
     mounts: Sequence[Mount] = ()
-    """The addresses that callers with a key use."""
+    """The routes of adapters for clients with an API key."""
 
     def mount(self, path: str) -> CallbackEndpoint | None:
         """Return the endpoint of this path: the webhook routes below `/webhooks/`, or a platform's own endpoint."""
@@ -58,7 +58,7 @@ class OpenAdapters(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def github_platform(environment: Mapping[str, str]) -> Platform | None:
-    """Return the platform of comments on GitHub, if a token for it is set."""
+    """Return the platform that posts comments on GitHub, or None if the environment has no token for it."""
     token = environment.get("GITHUB_TOKEN") or environment.get("GH_TOKEN")
     if not token:
         return None
@@ -69,7 +69,7 @@ def github_platform(environment: Mapping[str, str]) -> Platform | None:
 
 
 class AdapterAssembly:
-    """See the module. Made once for each start. Opening it raises `SettingsError` for settings that cannot be used."""
+    """See the module. One assembly is made for each start. Opening it raises `SettingsError` for settings that cannot be used."""
 
     def __init__(
         self,
@@ -92,21 +92,24 @@ class AdapterAssembly:
 
     @property
     def stage(self) -> Stage:
-        """The senders, as a stage of the runtime."""
+        """Return the senders, as a stage of the runtime."""
         return self.senders.stage
 
     @asynccontextmanager
     async def open(
         self, runtime: Runtime, approvals: Approvals | None, *, ends: ConversationEnd | None = None
     ) -> AsyncIterator[OpenAdapters]:
-        """Run everything for the body of the `async with`. Leaving it stops receiving, and nothing else.
+        """Run the hub, the webhooks and the scheduler for the body of the `async with`. Leaving it stops only these: turns and senders continue.
 
-        `ends` is called when a conversation starts anew; without it, only the approvals of that conversation end.
+        `ends` is called when a new conversation replaces an old one; without it, only the approvals of the old one end.
         """
         for platform in self.platforms:
             if hasattr(platform.adapter, "mounts"):
-                # Transcripts are read from the store; events go through the hub.
+                # These adapters read transcripts from the store; they get events through the hub.
                 cast("Any", platform.adapter).store = runtime.store
+                feeds = getattr(platform.adapter, "feeds", None)
+                if feeds is not None and runtime.core.shared:
+                    feeds.nodes, feeds.own = runtime.membership, runtime.store.owner
         gateway = MessageHub(runtime, self.platforms, self.senders, approvals, ends=ends)
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(gateway.open())
@@ -148,7 +151,7 @@ def build_assembly(
 ) -> AdapterAssembly:
     """Build the assembly of a configuration: `tables` are its sections by name, `plugins` those of adapters in other packages.
 
-    `platforms` are added to it. Raises `SettingsError`.
+    `platforms` are added to those of the configuration. Raises `SettingsError`.
     """
     built = list(platforms)
     for name, table in tables.get("plugins", {}).items():

@@ -38,7 +38,7 @@ MOST_PER_SCOPE: Final = 20
 MOST_PER_TENANT: Final = 200
 """How many questions of all runs of one tenant wait at a time on one node."""
 
-NOT_SHOWN: Final = "the question could not be shown to anybody"
+NOT_SHOWN: Final = "the question could not be shown to any user"
 
 
 _INVISIBLE: Final = re.compile(
@@ -107,7 +107,7 @@ class Approvals:
             return ApprovalResult(
                 allowed=False,
                 asked=False,
-                reason="nobody can be asked on this interface, so it was refused; use a run (/v1/runs) or a chat to approve such commands",
+                reason="this interface has no user to ask, so it was refused; use a run (/v1/runs) or a chat to approve such commands",
             )
         places = [("scope", approval_scope(turn)), *([("tenant", turn.spec.tenant)] if turn.spec.tenant else [])]
         for place, most in zip(places, (MOST_PER_SCOPE, MOST_PER_TENANT), strict=False):
@@ -309,7 +309,7 @@ def _answer(waiter: _Waiter, id: str, seconds: float) -> ApprovalResult:
             allowed=False,
             approval_id=id,
             timed_out=True,
-            reason=f"nobody answered within {seconds:g} s; silence is not consent",
+            reason=f"no answer within {seconds:g} s; silence is not consent",
         )
     if approval.state is ApprovalState.EXPIRED:
         return ApprovalResult(allowed=False, approval_id=id, reason=approval.reason, asked=approval.asked)

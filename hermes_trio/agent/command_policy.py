@@ -13,6 +13,7 @@ from fnmatch import fnmatchcase
 from typing import Annotated, Any, Final
 
 import msgspec
+import trio
 
 from hermes_trio import guard
 from hermes_trio.guard import Category, Finding, Verdict
@@ -20,10 +21,10 @@ from hermes_trio.runtime.ports import Message
 from hermes_trio.runtime.turn import Turn
 from hermes_trio.store.records import ApprovalChoice
 
-from .approvals import ApprovalResult, Approvals, Question, approval_scope, visible
+from .approvals import ApprovalResult, Approvals, Question, visible
 from .model import Model, ModelError, ModelRequest, collect
 
-__all__ = ["ApprovalSettings", "CommandPolicy", "Decision", "Mode", "ModelReviewer", "Review"]
+__all__ = ["ApprovalSettings", "CommandPolicy", "Decision", "Mode", "ModelReviewer", "Review", "load_guard"]
 
 logger: Final = logging.getLogger("hermes_trio.agent.command_policy")
 
@@ -36,6 +37,13 @@ MAX_SPELLINGS: Final = 64
 DO_NOT_INSIST: Final = (
     "Do not retry it, rephrase it, or reach the same end another way; say what you need it for and go on without it."
 )
+
+
+async def load_guard() -> None:
+    """Import the guard, if it is not, in steps between which other tasks run: at once, it would block the loop for tens of milliseconds."""
+    if not guard.is_loaded():
+        for _ in guard.load_steps():
+            await trio.lowlevel.checkpoint()
 
 
 class Mode(Enum):
@@ -145,22 +153,9 @@ class CommandPolicy:
         self._shown = shown
         self._reviewer = reviewer
         self._bypass = bypass
-        self._bypassed: set[str] = set()
-
-    def set_bypass(self, scope: str, on: bool) -> None:
-        """Switch the bypass of one conversation on or off: with it, flagged commands run without a question. Hard blocks and deny rules still hold."""
-        if on:
-            self._bypassed.add(scope)
-        else:
-            self._bypassed.discard(scope)
-
-    def bypassed(self, scope: str) -> bool:
-        """Whether a conversation's flagged commands run without asking."""
-        return self._bypass or scope in self._bypassed
 
     async def end_scope(self, scope: str, reason: str) -> None:
-        """End a conversation's bypass and grants, and refuse the requests that wait."""
-        self._bypassed.discard(scope)
+        """End a conversation's grants, and refuse the requests that wait."""
         if self._approvals is not None:
             await self._approvals.end_scope(scope, reason)
 
@@ -195,7 +190,7 @@ class CommandPolicy:
             return Decision(
                 allowed=False,
                 status="blocked",
-                error=f"blocked ({verdict.blocked.category.value}): {verdict.blocked.reason}. This cannot be approved by anybody. {DO_NOT_INSIST}",
+                error=f"blocked ({verdict.blocked.category.value}): {verdict.blocked.reason}. It cannot be approved. {DO_NOT_INSIST}",
             )
         if verdict.stops_gateway:
             return Decision(
@@ -208,7 +203,7 @@ class CommandPolicy:
             return Decision(
                 allowed=False,
                 status="blocked",
-                error=f"blocked by the operator's rule {rule!r}. This cannot be approved by anybody. {DO_NOT_INSIST}",
+                error=f"blocked by the operator's rule {rule!r}. It cannot be approved. {DO_NOT_INSIST}",
             )
         return None
 
@@ -221,8 +216,8 @@ class CommandPolicy:
             return ALLOWED
         if self.settings.effective_mode is Mode.OFF:
             return Decision(allowed=True, approval="approvals are switched off")
-        if turn is not None and self.bypassed(approval_scope(turn)):
-            return Decision(allowed=True, approval="this conversation bypasses approvals")
+        if turn is not None and self._bypass:
+            return Decision(allowed=True, approval="approvals are bypassed")
         if self._allow_listed(verdict):
             return Decision(allowed=True, approval="on the operator's allow-list")
         open_findings = await self._not_granted(turn, verdict)
@@ -251,7 +246,7 @@ class CommandPolicy:
 
     async def _ask(self, turn: Turn | None, verdict: Verdict, findings: Sequence[Finding]) -> Decision:
         if turn is None or turn.spec.hooks.asks is None or self._approvals is None:
-            return self._nobody(turn, findings)
+            return self._no_approver(turn, findings)
         denied = False
         if self.settings.effective_mode is Mode.SMART and self._reviewer is not None:
             match await self._reviewer(verdict.command, findings):
@@ -273,14 +268,14 @@ class CommandPolicy:
         )
         return _decision(answer)
 
-    def _nobody(self, turn: Turn | None, findings: Sequence[Finding]) -> Decision:
+    def _no_approver(self, turn: Turn | None, findings: Sequence[Finding]) -> Decision:
         if turn is not None and turn.context.platform in self.settings.unattended:
             return Decision(allowed=True, approval=f"flagged commands may run on {turn.context.platform}")
         reasons = "; ".join(dict.fromkeys(finding.description for finding in findings))
         return Decision(
             allowed=False,
             status="blocked",
-            error=f"blocked: this needs approval ({reasons}), and nobody can be asked here. {DO_NOT_INSIST}",
+            error=f"blocked: this needs approval ({reasons}), and this interface has no user to ask. {DO_NOT_INSIST}",
         )
 
 

@@ -133,6 +133,7 @@ class ModelAgent:
             "directives": bool(self._directives and self._directives(turn)),
             "notice": bool(turn.input.notices),
             "platform": turn.context.platform,
+            "preface": turn.input.preface,
         }
 
 
@@ -231,7 +232,7 @@ class _Work:
         return None if choice.parallel is None else ToolChoice(parallel=choice.parallel)
 
     async def _make_room(self, history: list[Message]) -> None:
-        """If a request would nearly fill the window, summarise the history before the turn, then shorten results of the turn."""
+        """Summarise the history before the turn, then shorten results of the turn, if a request would nearly fill the window."""
         limit = self.model.context_window * self.agent.settings.compact_at
         if history and self._estimate(history) > limit:
             await self._compact(history)

@@ -71,9 +71,9 @@ class ToolChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What a client asks of every model call of its turn. A field that is None or empty is left to the agent's settings and the model.
+    """The client's options for every model call of its turn. A field that is None or empty is left to the agent's settings and the model.
 
-    `response_format` has the shape of the chat completions API, whatever the provider.
+    `response_format` has the shape of the chat completions API for every provider.
     """
 
     max_tokens: int | None = None
@@ -90,11 +90,11 @@ NO_OPTIONS: Final = ModelOptions()
 
 
 class TurnOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What the client of a turn sent beside its message.
+    """The options and tools that a client sent with the message of a turn.
 
-    `tools` run at the client: a turn in which the model calls one ends with those calls, and `results` are what the client's next request brings
-    back. A client's tool hides a tool of the server that has the same name. `server_tools` False switches the server's tools off. `choice` holds for
-    the first model call of the turn; `none` for all of them.
+    `tools` are executed by the client: when the model calls one, the turn ends with those calls, and the client's next request has their `results`.
+    A client's tool hides a tool of the server that has the same name. If `server_tools` is False, the server's tools are off. `choice` applies to
+    the first model call of the turn, a choice of `none` to all of them.
     """
 
     model: ModelOptions = NO_OPTIONS
@@ -113,7 +113,7 @@ _NOTHING_ASKED: Final = TurnOptions()
 
 
 def options_of(input: TurnInput) -> TurnOptions:
-    """Return the options of a turn's client; the defaults for a turn that was not started by a client of the API."""
+    """Return the options of a turn's client, or the defaults if no client of the API started the turn."""
     return input.payload.get(_OPTIONS, _NOTHING_ASKED)
 
 
@@ -154,9 +154,9 @@ class ToolCallReady(msgspec.Struct, frozen=True):
 class Finished(msgspec.Struct, frozen=True, kw_only=True):
     """The last event of every successful stream.
 
-    `finish_reason` is one of the words of the OpenAI API whatever the provider: `stop`, `length`, `tool_calls`,
-    `content_filter`. In `usage`, `input_tokens` counts the whole prompt, cached or not, and `api_calls` is 1:
-    usages of several calls can be added.
+    `finish_reason` is a value of the OpenAI API for every provider: `stop`, `length`, `tool_calls`,
+    `content_filter`. In `usage`, `input_tokens` counts the whole prompt, cached or not, and `api_calls` is 1,
+    so that the usages of several calls can be added.
     """
 
     finish_reason: str = "stop"
@@ -174,7 +174,7 @@ ModelStream = AbstractAsyncContextManager[trio.abc.ReceiveChannel[ModelEvent]]
 class Model(Protocol):
     """A model that answers requests.
 
-    `name` is the name that users choose it by, `context_window` the maximum of tokens in a request.
+    Users select it by its `name`. `context_window` is the maximum number of tokens in a request.
     """
 
     @property
@@ -186,14 +186,13 @@ class Model(Protocol):
     def stream(self, request: ModelRequest) -> ModelStream:
         """Open a stream of the answer's events, `Finished` last.
 
-        Cancelling a `receive()` ends the call: the upstream sees its client leave before the cancellation has left
-        the block.
+        Cancelling a `receive()` ends the call: the provider sees the disconnect before `Cancelled` leaves the block.
         """
         ...
 
 
 class ModelErrorKind(Enum):
-    """Why a model call failed, as far as the caller's next step depends on it."""
+    """Why a model call failed. Callers choose their next step by it: retry, compact the context, or report the error."""
 
     AUTH = "auth"
     RATE_LIMITED = "rate_limited"
@@ -221,7 +220,7 @@ class ModelError(Exception):
     """Raised when a model call fails. The message is safe to show to a user: text that looks like a credential is redacted.
 
     `retryable` says whether the same call may succeed later; `retry_after` is in seconds, None if the provider gives none; `status` is the HTTP
-    status, or 0 without one.
+    status, or 0 if there was no response.
     """
 
     def __init__(
@@ -272,9 +271,9 @@ class ModelAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def collect(stream: trio.abc.ReceiveChannel[ModelEvent]) -> ModelAnswer:
-    """Read an entered stream to its end. Raises `ModelError`.
+    """Read an entered stream to its end and return the whole answer. Raises `ModelError`.
 
-    When cancelled, it stops reading; the block that entered the stream ends the call.
+    Cancelling it stops the reading; the call ends when the block that entered the stream is left.
     """
     text: list[str] = []
     reasoning: list[str] = []

@@ -10,7 +10,7 @@ __all__ = ["lazy_attributes"]
 
 
 def lazy_attributes(package: str, modules: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
-    """The `__getattr__` of a package whose `modules` (by relative name, with the names in them) are loaded when one of the names is used.
+    """Return the `__getattr__` of a package whose `modules` (by relative name, with the names in them) are loaded when one of the names is used.
 
     Tell the type checker what they are with imports below `if TYPE_CHECKING`.
     """

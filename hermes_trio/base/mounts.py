@@ -1,6 +1,6 @@
 """Addresses that an adapter has on the server: what it is given for a request, and what it answers, as types that both sides may import.
 
-The server authenticates, checks the scope and carries the bytes; the adapter is told who calls, and never sees a credential.
+The server authenticates, checks the scope and carries the bytes; the adapter gets the caller, and never a credential.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = [
 ]
 
 MountSend: TypeAlias = Callable[[bytes], Awaitable[None]]
-"""Sends some bytes of a streamed answer. Cancelling it means that the client has left."""
+"""Sends some bytes of a streamed answer. Cancelling it means that the client has disconnected."""
 
 
 class MountCaller(msgspec.Struct, frozen=True, kw_only=True):

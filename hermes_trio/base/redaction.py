@@ -1,18 +1,23 @@
 """Keep keys out of logs, errors and events.
 
-A `Secret` shows itself to nobody by accident: its value is read by one explicit call, and `scrub` takes it out of
+A `Secret` is not shown by accident: its value is read by one explicit call, and `scrub` takes it out of
 text that came back from outside. `redact` takes out what looks like a credential, for text in which the exact key
-is not known.
+is not known. A `Redactor` takes both out of the entries of a log.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Final, final
+from collections.abc import Iterable, MutableMapping
+from typing import Any, Final, final
 
-__all__ = ["HIDDEN", "Secret", "hide_credentials", "redact"]
+__all__ = ["HIDDEN", "Redactor", "Secret", "hide_credentials", "redact", "shown"]
 
 HIDDEN: Final = "[hidden]"
+
+_SECRET_KEYS: Final = frozenset({"key", "api_key", "token", "password", "secret", "authorization"})
+_SHORTEST: Final = 8
+"""Shorter secrets are not redacted: they would match everywhere."""
 
 # Providers quote keys in their errors, whole or with the middle starred out ("sk-abcd****wxyz"): the stars belong
 # to the match.
@@ -90,3 +95,39 @@ class Secret:
 
     def __reduce__(self) -> str:
         raise TypeError("a Secret cannot be pickled: pass the name of the variable that holds it instead")
+
+
+class Redactor:
+    """Redacts known secrets, and text that looks like one, in every text of a log entry."""
+
+    def __init__(self, secrets: Iterable[str] = ()) -> None:
+        self._secrets = sorted({secret for secret in secrets if len(secret) >= _SHORTEST}, key=len, reverse=True)
+
+    def clean(self, text: str) -> str:
+        """Return `text` with its secrets redacted."""
+        for secret in self._secrets:
+            text = text.replace(secret, HIDDEN)
+        return redact(text)
+
+    def clean_entry(self, entry: MutableMapping[str, Any]) -> None:
+        """Redact the secrets in every field of an entry."""
+        for key, value in entry.items():
+            if key.lower() in _SECRET_KEYS and value:
+                entry[key] = HIDDEN
+            elif value is None or type(value) in (bool, int, float):
+                continue
+            else:
+                text = shown(value)
+                # A stack trace is longer than redacted text may be, so each of its lines is redacted.
+                entry[key] = (
+                    "\n".join(self.clean(line) for line in text.split("\n")) if "\n" in text else self.clean(text)
+                )
+
+
+def shown(value: object) -> str:
+    """Return `value` as text that can be written. Never raises: a value that cannot be shown or encoded must not lose the entry."""
+    try:
+        text = str(value)
+    except Exception as error:
+        return f"<a {type(value).__name__} that cannot be shown: {type(error).__name__}>"
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()

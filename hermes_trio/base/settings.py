@@ -18,7 +18,7 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 _PLACE: Final = re.compile(r"^(?P<problem>.*?)(?: - at `\$\.?(?P<place>[^`]*)`)?$", re.DOTALL)
 _UNKNOWN: Final = re.compile(r"Object contains unknown field `(?P<field>[^`]*)`")
-_WORDS: Final = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+_WORDS: Final = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}
 
 
 class SettingsError(ValueError):
@@ -41,7 +41,7 @@ def explain(
     *,
     secret: Collection[str] = (),
 ) -> str:
-    """A decoder's error about `table`, for the person who wrote it. `named` gives a place its full name; the values at `secret` places are not shown."""
+    """Return a decoder's error about `table`, for the person who wrote it. `named` gives a place its full name; the values at `secret` places are not shown."""
     match = _PLACE.match(str(error))
     assert match is not None
     problem, place = match["problem"], _found(match["place"] or "", table, kind)
@@ -72,12 +72,12 @@ def _joined(where: str, place: str) -> str:
 
 
 def _parts(place: str) -> list[str]:
-    """The steps to a place. A key of a table with names of its own, and a number of a list, are in brackets."""
+    """Return the steps to a place. A key of a table with names of its own, and a number of a list, are in brackets."""
     return [bracketed or plain for bracketed, plain in re.findall(r"\[([^\]]*)\]|([^.\[\]]+)", place)]
 
 
 def _found(place: str, table: Any, kind: Any) -> str:
-    """A place with the name in it where the decoder says only that it is one of a table's: the first whose value is refused."""
+    """Return a place with the name in it where the decoder says only that it is one of a table's: the first whose value is refused."""
     before, dots, after = place.partition("[...]")
     inner = _value(table, before)
     if not dots or not isinstance(inner, dict):
@@ -97,7 +97,7 @@ def _value(table: Any, place: str) -> Any:
 
 
 def _hint(kind: Any, place: str) -> Any:
-    """The annotation of what stands at `place` below a struct; None where it cannot be told."""
+    """Return the annotation of what stands at `place` below a struct; None if it is not known."""
     hint: Any = kind
     for part in _parts(place):
         bare = _bare(hint)
@@ -111,20 +111,20 @@ def _hint(kind: Any, place: str) -> Any:
 
 
 def _choices(hint: Any) -> list[Any]:
-    """The members of a union, or the one that it is; without None."""
+    """Return the members of a union, or the one that it is; without None."""
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         return [one for one in typing.get_args(hint) if one is not type(None)]
     return [hint]
 
 
 def _bare(hint: Any) -> Any:
-    """An annotation without its bounds and without None."""
+    """Return an annotation without its bounds and without None."""
     (hint, *_) = _choices(hint)
     return typing.get_args(hint)[0] if typing.get_origin(hint) is Annotated else hint
 
 
 def _accepted(hint: Any) -> str:
-    """What a key takes, in words, from its type."""
+    """Return what a key takes, in words, from its type."""
     if hint is None:
         return ""
     ways = [way for way in map(_in_words, _choices(hint)) if way]
@@ -149,5 +149,5 @@ def _in_words(hint: Any) -> str:
                     for word, bound in (("from", meta.ge), ("above", meta.gt), ("up to", meta.le), ("below", meta.lt))
                     if bound is not None
                 ]
-    name = "a list of texts" if typing.get_origin(hint) in (list, tuple) else _WORDS.get(cast("Any", hint), "")
+    name = "a list of strings" if typing.get_origin(hint) in (list, tuple) else _WORDS.get(cast("Any", hint), "")
     return " ".join([name, *bounds]) if name else ""

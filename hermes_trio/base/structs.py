@@ -1,6 +1,6 @@
 """Base classes of values. Values are frozen `msgspec.Struct`s: compared by their fields, cheap to make.
 
-attrs is for the few classes that need more of a field than a default: a private name, a converter, no place in the constructor.
+attrs is for objects whose fields change, and for the records of the test tools.
 """
 
 from __future__ import annotations

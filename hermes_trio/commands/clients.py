@@ -24,7 +24,7 @@ from hermes_trio.config import SECTIONS, Config
 from hermes_trio.messaging.settings import CronSettings
 from hermes_trio.runtime.ids import Ids
 from hermes_trio.store import Page, SessionFilter, StoreInUse
-from hermes_trio.store.backend import open_backend, open_beside
+from hermes_trio.store.backend import open_backend, open_blocking
 from hermes_trio.store.errors import StoreError
 from hermes_trio.store.ports import Store
 from hermes_trio.store.records import (
@@ -69,7 +69,7 @@ async def open_cron(config: Config) -> AsyncIterator[CronClient]:
     config.home.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
         async with open_backend(config.place) as store:
-            yield _JobsInStore(store, config)
+            yield _JobsInDatabase(store, config) if config.store.url else _JobsInStore(store, config)
             return
     except StoreInUse:
         pass
@@ -86,6 +86,7 @@ class _JobsInStore:
 
     def __init__(self, store: Store, config: Config) -> None:
         self._store = store
+        self._config = config
         self._settings = read_settings(config.cron, CronSettings, "cron")
         tables = {name: cast("Mapping[str, Any]", getattr(config, name)) for name in SECTIONS}
         tables["plugins"] = config.plugins.adapters
@@ -136,6 +137,24 @@ class _JobsInStore:
         return await self.get(job_id)
 
 
+class _JobsInDatabase(_JobsInStore):
+    """Changes jobs in a database that servers use at the same time; they are signalled. The server of this home directory runs a job at once."""
+
+    async def change(self, job_id: str, verb: str) -> dict[str, Any]:
+        if verb != "run":
+            return await super().change(job_id, verb)
+        await self.get(job_id)
+        async with server_client(self._config) as client:
+            try:
+                await client.get("/health")
+            except httpx2.HTTPError as error:
+                raise CommandFailed(
+                    f"no server answers at {client.base_url}: {type(error).__name__}. Run this where one does, with its --home, or"
+                    " set API_SERVER_HOST, API_SERVER_PORT and API_SERVER_KEY to its address and key"
+                ) from None
+            return await _JobsOverHttp(client).change(job_id, verb)
+
+
 class _JobsOverHttp:
     """Changes jobs through the running server."""
 
@@ -178,13 +197,13 @@ class _JobsOverHttp:
 async def open_rows(config: Config) -> AsyncIterator[Store]:
     """Open the store of a home directory beside its server, for the body of the `async with`. Raises `StoreError` if there is none.
 
-    A database is joined as a node, so that the other nodes hear of what is written. The server of a file reads the rows when it needs them.
+    A database is joined as a node, so that the other nodes get signals of its writes. The server of a file reads the rows when it needs them.
     """
     if config.store.url:
         async with open_backend(config.place) as store:
             yield store
         return
-    with open_beside(config.database) as store:
+    with open_blocking(config.database) as store:
         yield store
 
 
@@ -198,7 +217,7 @@ async def bring_conversation(store: Store, wanted: str, other: Path) -> None:
     or `last`. A database that does not exist, or has another schema version, holds no conversation.
     """
     try:
-        with open_beside(other, read_only=True) as there:
+        with open_blocking(other, read_only=True) as there:
             found = await _last_conversation(there) if wanted == "last" else await there.get_session(wanted)
             if found is None or found.source != CLI:
                 return

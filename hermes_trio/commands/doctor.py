@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hermes_trio.commands.options import ConfigOption, HomeOption
+from hermes_trio.commands.output import clean
 from hermes_trio.commands.sessions import JsonOption, print_json, read_config, shown_bytes, store_path
 from hermes_trio.config import Config, loose_modes
 from hermes_trio.store.backend import is_address, require_postgres
@@ -65,12 +66,12 @@ async def doctor(*, as_json: JsonOption = False, home: HomeOption = None, config
             Console().print(problem, markup=False, highlight=False)
         for name, one in servers.items():
             why = f": {one['error']}" if one.get("error") else ""
-            Console().print(f"MCP server {name}: {one['state']}{why}", markup=False, highlight=False)
+            Console().print(clean(f"MCP server {name}: {one['state']}{why}"), markup=False, highlight=False)
     return 0 if found.sound else 1
 
 
 def _examine(settings: Config, path: str) -> Diagnosis | DatabaseDiagnosis:
-    """Look at the file, or at the database."""
+    """Examine the file, or the database."""
     if is_address(path):
         require_postgres()
         from hermes_trio.store.postgres.blocking import connect_blocking
@@ -97,7 +98,7 @@ def _print_diagnosis(found: Diagnosis) -> None:
     _print_counts(
         console,
         found,
-        "under way" if found.server_pid is not None else "left by a server that died; the next start puts it right",
+        "under way" if found.server_pid is not None else "left by a server that died; the next start repairs it",
     )
 
 
@@ -114,13 +115,13 @@ def _print_database(found: DatabaseDiagnosis) -> None:
         for node in found.nodes
     ] or ["no node"]
     for line in (*lines, *found.warnings):
-        console.print(line, markup=False, highlight=False)
+        console.print(clean(line), markup=False, highlight=False)
     _print_tables(console, found)
     for what, count in found.unowned.items():
         if count:
-            console.print(f"{count} {what} of nodes that are gone; the next node to start ends them", highlight=False)
+            console.print(f"{count} {what} of nodes that have ended; the next node to start ends them", highlight=False)
     live = any(node["lease_seconds"] > 0 for node in found.nodes)
-    _print_counts(console, found, "under way" if live else "left by nodes that died; the next start puts it right")
+    _print_counts(console, found, "under way" if live else "left by nodes that died; the next start repairs it")
 
 
 def _print_tables(console: Console, found: Diagnosis | DatabaseDiagnosis) -> None:

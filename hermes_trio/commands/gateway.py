@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 import cyclopts
-import msgspec
 import trio
 from cyclopts import Parameter
 
 from hermes_trio.commands.options import CommandFailed, ConfigOption, HomeOption
+from hermes_trio.commands.output import say, say_json
 from hermes_trio.config import Config, load_config
 from hermes_trio.store import Page
 
@@ -51,11 +51,6 @@ TIME: Final = "%Y-%m-%d %H:%M"
 
 def _configuration(home: Path | None, config: Path | None) -> Config:
     return load_config(os.environ, home=home, path=config)
-
-
-def _say(text: str = "") -> None:
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
 
 
 def _quiet() -> None:
@@ -271,7 +266,7 @@ async def run(
             )
             nursery.cancel_scope.cancel()
     if json:
-        _say(msgspec.json.encode(result.as_dict()).decode())
+        say_json(result.as_dict(), indent=-1)
     elif result.receipt is not None:
         sys.stderr.write(f"{receipt_text(result.receipt)}\n")
     if result.exit_code:
@@ -309,7 +304,7 @@ async def add_job(
     }
     async with open_cron(_configuration(home, config)) as client:
         job = await client.create({key: value for key, value in given.items() if value not in ("", None)})
-    _say(f"{job['id']}  {job['name']}  {job['schedule_display']}  next: {job['next_run_at']}")
+    say(f"{job['id']}  {job['name']}  {job['schedule_display']}  next: {job['next_run_at']}")
 
 
 @cron.default
@@ -321,10 +316,10 @@ async def list_jobs(*, home: HomeOption = None, config: ConfigOption = None) -> 
     async with open_cron(_configuration(home, config)) as client:
         jobs = await client.list()
     if not jobs:
-        _say("There are no jobs; make one with `hermes-trio cron add SCHEDULE PROMPT`.")
+        say("There are no jobs; make one with `hermes-trio cron add SCHEDULE PROMPT`.")
     for job in jobs:
         last = job["last_status"] or "never ran"
-        _say(
+        say(
             f"{job['id']}  {job['name']}  {job['schedule_display']}  {job['state']}  next: {job['next_run_at'] or '-'}"
             f"  last: {last}  deliver: {job['deliver']}"
         )
@@ -342,7 +337,7 @@ async def show_job(
 
     async with open_cron(_configuration(home, config)) as client:
         job = await client.get(job_id)
-    _say(msgspec.json.format(msgspec.json.encode(job), indent=2).decode())
+    say_json(job)
 
 
 async def _change(job_id: str, verb: str, home: Path | None, config: Path | None) -> dict[str, Any]:
@@ -356,28 +351,28 @@ async def _change(job_id: str, verb: str, home: Path | None, config: Path | None
 async def pause_job(job_id: str, *, home: HomeOption = None, config: ConfigOption = None) -> None:
     """Pause a job: its slots are skipped until it is resumed."""
     await _change(job_id, "pause", home, config)
-    _say(f"{job_id} is paused.")
+    say(f"{job_id} is paused.")
 
 
 @cron.command(name="resume")
 async def resume_job(job_id: str, *, home: HomeOption = None, config: ConfigOption = None) -> None:
     """Resume a paused job with its next slot."""
     job = await _change(job_id, "resume", home, config)
-    _say(f"{job_id} goes on; next: {job['next_run_at']}")
+    say(f"{job_id} is resumed; next: {job['next_run_at']}")
 
 
 @cron.command(name="run")
 async def run_job(job_id: str, *, home: HomeOption = None, config: ConfigOption = None) -> None:
     """Run a job now. Needs a running server."""
     await _change(job_id, "run", home, config)
-    _say(f"{job_id} runs.")
+    say(f"{job_id} runs.")
 
 
 @cron.command(name="remove")
 async def remove_job(job_id: str, *, home: HomeOption = None, config: ConfigOption = None) -> None:
     """Delete a job."""
     await _change(job_id, "remove", home, config)
-    _say(f"{job_id} is removed.")
+    say(f"{job_id} is removed.")
 
 
 # -- inbox -------------------------------------------------------------------------------------------------------------------------
@@ -405,11 +400,11 @@ async def list_inbox(
     async with open_rows(_configuration(home, config)) as store:
         rows = await store.list_inbox(wanted, Page(limit))
     if not rows:
-        _say(f"There are no {wanted.value} messages or notices.")
+        say(f"There are no {wanted.value} messages or notices.")
     for row, reason in rows:
         made = time.strftime(TIME, time.localtime(row.created_at))
         text = " ".join(row.text.split())[:80]
-        _say(f"{row.id}  {made}  {row.session_key}  {row.kind.value}  {row.attempts} attempts  {reason or '-'}  {text}")
+        say(f"{row.id}  {made}  {row.session_key}  {row.kind.value}  {row.attempts} attempts  {reason or '-'}  {text}")
 
 
 @inbox.command(name="retry")
@@ -427,7 +422,7 @@ async def retry_inbox(
         for number in numbers:
             if not await store.revive_inbox(number):
                 raise CommandFailed(f"{number} is not a dead letter; `hermes-trio inbox list` shows those that are")
-            _say(f"{number} waits again.")
+            say(f"{number} waits again.")
 
 
 # -- grants ------------------------------------------------------------------------------------------------------------------------
@@ -442,9 +437,9 @@ async def list_grants(*, home: HomeOption = None, config: ConfigOption = None) -
     async with open_rows(_configuration(home, config)) as store:
         known = await store.list_grants()
     if not known:
-        _say("Nothing was allowed beforehand, except by `approvals.allow` of the configuration.")
+        say("Nothing was allowed beforehand, except by `approvals.allow` of the configuration.")
     for grant in known:
-        _say(f"{grant.id}  {time.strftime(TIME, time.localtime(grant.granted_at))}  {grant.scope}  {grant.category}")
+        say(f"{grant.id}  {time.strftime(TIME, time.localtime(grant.granted_at))}  {grant.scope}  {grant.category}")
 
 
 @grants.command(name="revoke")
@@ -464,7 +459,7 @@ async def revoke_grants(
             grant = known.get(id)
             if grant is None or not await store.revoke_grant(grant.category, scope=grant.scope):
                 raise CommandFailed(f"there is no grant {id}; `hermes-trio grants list` shows those that there are")
-            _say(f"{id} is revoked: {grant.category} is asked about again.")
+            say(f"{id} is revoked: {grant.category} is asked about again.")
 
 
 # -- outbox ------------------------------------------------------------------------------------------------------------------------
@@ -493,12 +488,12 @@ async def list_outbox(
     async with open_rows(_configuration(home, config)) as store:
         rows = await store.list_outbox(wanted, Page(limit), platform=platform)
     if not rows:
-        _say(f"There are no {wanted.value} replies.")
+        say(f"There are no {wanted.value} replies.")
     for row in rows:
         chat_id = ":".join(str(part) for part in (row.target.get("chat_id"), row.target.get("thread_id")) if part)
         made = time.strftime(TIME, time.localtime(row.created_at))
         text = " ".join(row.text.split())[:80]
-        _say(f"{row.id}  {made}  {row.platform}:{chat_id}  {row.attempts} attempts  {row.error or '-'}  {text}")
+        say(f"{row.id}  {made}  {row.platform}:{chat_id}  {row.attempts} attempts  {row.error or '-'}  {text}")
 
 
 @outbox.command(name="retry")
@@ -517,7 +512,7 @@ async def retry_outbox(
     for number in wanted:
         if number not in revived:
             raise CommandFailed(f"{number} is not a dead letter; `hermes-trio outbox list` shows those that there are")
-    _say(f"{len(revived)} queued again.")
+    say(f"{len(revived)} queued again.")
 
 
 # -- pairing -----------------------------------------------------------------------------------------------------------------------
@@ -538,7 +533,7 @@ async def approve_pairing(
         user = await store.redeem_pairing(platform, code)
     if user is None:
         raise CommandFailed(f"there is no open code {code} for {platform}; codes are valid for an hour")
-    _say(f"{user.user_name or user.user_id} ({user.user_id}) may talk to the agent on {platform}.")
+    say(f"{user.user_name or user.user_id} ({user.user_id}) may talk to the agent on {platform}.")
 
 
 @pairing.default
@@ -550,13 +545,13 @@ async def list_pairings(*, home: HomeOption = None, config: ConfigOption = None)
     async with open_rows(_configuration(home, config)) as store:
         waiting, allowed = await store.list_pairings(), await store.list_allowed()
     for one in waiting:
-        _say(
+        say(
             f"waits    {one.platform}  {one.user_id}  {one.user_name}  since {time.strftime(TIME, time.localtime(one.created_at))}"
         )
     for user in allowed:
-        _say(f"allowed  {user.platform}  {user.user_id}  {user.user_name}")
+        say(f"allowed  {user.platform}  {user.user_id}  {user.user_name}")
     if not waiting and not allowed:
-        _say("Nobody waits, and nobody was let in by a code.")
+        say("There are no pairing requests, and no user was allowed by a code.")
 
 
 @pairing.command(name="allow")
@@ -568,7 +563,7 @@ async def allow_user(
 
     async with open_rows(_configuration(home, config)) as store:
         await store.allow_user(platform, user_id, user_name=name)
-    _say(f"{user_id} may talk to the agent on {platform}.")
+    say(f"{user_id} may talk to the agent on {platform}.")
 
 
 @pairing.command(name="revoke")
@@ -581,4 +576,4 @@ async def revoke_user(platform: str, user_id: str, *, home: HomeOption = None, c
             raise CommandFailed(
                 f"{user_id} is not on the allow-list of {platform}; users in the configuration file are removed there"
             )
-    _say(f"{user_id} may not talk to the agent on {platform} any more.")
+    say(f"{user_id} may not talk to the agent on {platform} any more.")

@@ -6,7 +6,6 @@ The store has one owner. While a server runs, a change goes through its admin ro
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -19,6 +18,7 @@ import msgspec
 from cyclopts import Parameter
 
 from hermes_trio.commands.options import CommandFailed, ConfigOption, HomeOption, server_client, unanswered
+from hermes_trio.commands.output import say
 from hermes_trio.config import Config, load_config
 from hermes_trio.http.api.admin import check_scopes
 from hermes_trio.http.errors import ApiError
@@ -143,10 +143,6 @@ class _OverHTTP:
 # -- the commands ----------------------------------------------------------------------------------------------------------------
 
 
-def _say(text: str) -> None:
-    sys.stdout.write(text + "\n")
-
-
 def _config(home: Path | None, config: Path | None) -> Config:
     return load_config(os.environ, home=home, path=config)
 
@@ -164,8 +160,8 @@ async def add_key(
     """Create a key and print it. It is not shown again."""
     async with open_keys(_config(home, config)) as client:
         made = await client.add(name, tuple(scope or ("chat", "runs")), tenant, days)
-    _say(f"{made['id']}  {made['name']}  scopes: {', '.join(made['scopes'])}  tenant: {made['tenant']}")
-    _say(f"\n  {made['key']}\n\nIt is not kept in readable form and cannot be shown again.")
+    say(f"{made['id']}  {made['name']}  scopes: {', '.join(made['scopes'])}  tenant: {made['tenant']}")
+    say(f"\n  {made['key']}\n\nIt is not kept in readable form and cannot be shown again.")
 
 
 @keys.command(name="list")
@@ -174,15 +170,13 @@ async def list_keys(*, home: HomeOption = None, config: ConfigOption = None) -> 
     async with open_keys(_config(home, config)) as client:
         known = await client.list()
     if not known:
-        _say("There are no keys besides the admin key; make one with `hermes-trio keys add NAME`.")
+        say("There are no keys besides the admin key; make one with `hermes-trio keys add NAME`.")
     for key in known:
         state = "revoked" if key["revoked_at"] else "in force"
         if not key["revoked_at"] and key["expires_at"] and key["expires_at"] <= time.time():
             state = "expired"
         used = time.strftime("%Y-%m-%d %H:%M", time.localtime(key["last_used_at"])) if key["last_used_at"] else "never"
-        _say(
-            f"{key['id']}  {key['name']}  {','.join(key['scopes'])}  tenant {key['tenant']}  {state}  last used {used}"
-        )
+        say(f"{key['id']}  {key['name']}  {','.join(key['scopes'])}  tenant {key['tenant']}  {state}  last used {used}")
 
 
 @keys.command(name="revoke")
@@ -198,4 +192,4 @@ async def revoke_key(
             raise CommandFailed(
                 f"there is no key {key_id} in force; `hermes-trio keys list` shows those that there are"
             )
-    _say(f"{key_id} is revoked.")
+    say(f"{key_id} is revoked.")

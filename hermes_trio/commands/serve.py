@@ -8,6 +8,7 @@ import shlex
 import shutil
 import socket
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,13 +17,14 @@ import msgspec
 from hermes_trio import __version__
 from hermes_trio.config import Config, default_home, load_config, loose_modes
 from hermes_trio.console.routes import sign_in_path
-from hermes_trio.gateway.listening import Listening, bind_address
+from hermes_trio.gateway.listening import Listening, bind_for_workers
 from hermes_trio.gateway.serving import Serving, run_server
 from hermes_trio.gateway.workers import WorkerLink, WorkerPool, worker_command
 from hermes_trio.http.auth import ADMIN, AdminKey, admin_key, keep_key
 from hermes_trio.logs import configure_logging
 from hermes_trio.providers.demo import DemoModel
 from hermes_trio.store import StoreError
+from hermes_trio.store.backend import address_passwords
 from hermes_trio.tools.warden.custody import claim_children
 from hermes_trio.tools.warden.daemon import prctl
 
@@ -49,10 +51,7 @@ async def serve(
     key = admin_key(settings.server.key, settings.home, [settings.server.host])
     secrets = [key.value, *(value for name, value in settings.environment.items() if name.endswith(("_KEY", "_TOKEN")))]
     if settings.store.url:
-        from urllib.parse import unquote, urlsplit
-
-        password = urlsplit(settings.store.url).password or ""
-        secrets += [shape for shape in {password, unquote(password)} if shape]
+        secrets += address_passwords(settings.store.url)
     configure_logging(level=settings.log.level, format=settings.log.format, secrets=secrets)
     for problem in loose_modes(settings):
         logger.warning("%s", problem)
@@ -71,7 +70,7 @@ async def serve(
         if worker is None:
             _say("\n".join(start_lines(serving, key)))
         else:
-            worker.tell("started", start_lines(serving, key))
+            worker.send("started", start_lines(serving, key))
         confinement = serving.gateway.gateway.toolbox.confinement
         for problem in confinement.warnings():
             logger.warning("%s", problem)
@@ -79,10 +78,13 @@ async def serve(
     def draining(serving: Serving) -> None:
         if worker is None:
             _say(_waiting_line(serving, settings.server.drain_seconds))
+        else:
+            worker.draining = True
 
     def report(found: dict[str, Any]) -> None:
         if worker is not None:
-            worker.tell("report", found)
+            worker.send("report", found)
+            worker.release()
             return
         left = ", ".join(f"{count} {name}" for name, count in found["backlog"].items() if count) or "nothing"
         _say(
@@ -93,7 +95,9 @@ async def serve(
     await run_server(
         settings,
         key,
-        listening=Listening() if worker is None else Listening(bind=worker.bind, announces=worker.number == 0),
+        listening=Listening()
+        if worker is None
+        else Listening(bind=worker.bind, announces=worker.number == 0, others=worker.others),
         announce=announce,
         draining=draining,
         report=report,
@@ -107,11 +111,12 @@ async def _serve_workers(settings: Config, key: AdminKey, count: int) -> None:
             f"--workers {count} needs a store that several processes share: set [store] url (or HERMES_STORE_URL) to a PostgreSQL database."
             " A SQLite file has one owner; serve it without --workers"
         )
-    with bind_address(settings) as listens_on:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(sock) for sock in bind_for_workers(settings, count)]
         keep_key(key)
         arguments = ["--home", str(settings.home), *(["--config", str(settings.path)] if settings.path else [])]
-        arguments += ["--host", settings.server.host, "--port", str(listens_on.getsockname()[1])]
-        code = await WorkerPool(count, worker_command(arguments), listens_on, _say).run()
+        arguments += ["--host", settings.server.host, "--port", str(sockets[0].getsockname()[1])]
+        code = await WorkerPool(worker_command(arguments), sockets, _say).run()
     if code:
         raise SystemExit(code)
 

@@ -22,6 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hermes_trio.commands.options import ConfigOption, HomeOption
+from hermes_trio.commands.output import clean, clean_lines, say, say_json
 from hermes_trio.config import Config, load_config
 from hermes_trio.store import (
     Page,
@@ -35,7 +36,7 @@ from hermes_trio.store import (
     StoreReadOnly,
     UnknownSession,
 )
-from hermes_trio.store.backend import is_address, open_beside, require_postgres
+from hermes_trio.store.backend import is_address, open_blocking, require_postgres
 from hermes_trio.store.records import SessionRow
 from hermes_trio.store.sqlite.backup import back_up
 
@@ -71,7 +72,8 @@ def store_path(home: Path | None, config: Path | None) -> str:
 
 
 def print_json(value: object) -> None:
-    sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
+    """Print a value as JSON."""
+    say_json(value)
 
 
 def _when(moment: float | None) -> str:
@@ -92,7 +94,7 @@ def _print_table(columns: Mapping[str, int | None], rows: Sequence[Sequence[str]
 
     On a narrower terminal, columns are left out from the end; if two still do not fit, the terminal wraps the lines. In a pipe, each row is one line.
     """
-    cells = [[Text(" ".join(value.split())) for value in row] for row in rows]
+    cells = [[Text(" ".join(clean(value).split())) for value in row] for row in rows]
     full = [max([len(name), *(row[place].cell_len for row in cells)]) for place, name in enumerate(columns)]
     widths = [most if least is None else min(least, most) for least, most in zip(columns.values(), full, strict=True)]
     console = Console(width=None if sys.stdout.isatty() else sum(full) + GAP * len(full))
@@ -138,7 +140,7 @@ async def list_command(
     config: ConfigOption = None,
 ) -> None:
     """List sessions, most recently active first."""
-    with open_beside(store_path(home, config), read_only=True) as store:
+    with open_blocking(store_path(home, config), read_only=True) as store:
         found = await store.list_sessions(
             SessionFilter(source=source, tenant=tenant, include_children=children, open_only=open_only),
             Page(limit, offset),
@@ -174,7 +176,7 @@ async def show_command(
     config: ConfigOption = None,
 ) -> None:
     """Show a session and its last messages."""
-    with open_beside(store_path(home, config), read_only=True) as store:
+    with open_blocking(store_path(home, config), read_only=True) as store:
         session = await _session(store, session_id)
         everything = await _all_messages(store, session_id, archived)
     last = everything[-messages:] if messages > 0 else []
@@ -190,7 +192,8 @@ async def show_command(
     console = Console()
     for message in last:
         console.rule(f"{message['role']} · {_when(message['timestamp'])}", align="left")
-        console.print(message["text"] or str(message.get("tool_calls", "")), markup=False, highlight=False)
+        shown = clean_lines(message["text"] or str(message.get("tool_calls", "")))
+        console.print(shown, markup=False, highlight=False)
 
 
 async def _all_messages(store: Store, session_id: str, archived: bool) -> list[dict[str, Any]]:
@@ -230,10 +233,10 @@ async def search_command(
     place = store_path(home, config)
     wanted = SearchQuery(text=query, source=source, roles=tuple(role or ()), order=order)
     try:
-        with open_beside(place) as store:
+        with open_blocking(place) as store:
             hits = await store.search_messages(wanted, Page(limit))
     except (StoreReadOnly, StoreBusy) as error:
-        with open_beside(place, read_only=True) as store:
+        with open_blocking(place, read_only=True) as store:
             hits = await store.search_messages(wanted, Page(limit))
         sys.stderr.write(f"messages that are not indexed yet were not searched: {error}\n")
     if as_json:
@@ -256,7 +259,7 @@ async def end_command(
 ) -> None:
     """End a session while no server runs. An earlier end keeps its reason."""
     try:
-        with open_beside(store_path(home, config), alone=True) as store:
+        with open_blocking(store_path(home, config), alone=True) as store:
             await _session(store, session_id)
             ended = await store.end_session(session_id, reason)
             session = await _session(store, session_id)
@@ -288,7 +291,7 @@ async def prune_command(
     config: ConfigOption = None,
 ) -> None:
     """Delete ended sessions. Open sessions stay."""
-    with open_beside(store_path(home, config), read_only=dry_run) as store:
+    with open_blocking(store_path(home, config), read_only=dry_run) as store:
         count = await store.prune_sessions(
             older_than_days, source, end_reason=end_reason, tenant=tenant, dry_run=dry_run
         )
@@ -311,7 +314,7 @@ async def export_command(
     config: ConfigOption = None,
 ) -> None:
     """Export sessions with their messages as JSON, one object a line."""
-    with open_beside(store_path(home, config), read_only=True) as store, _opened(output) as file:
+    with open_blocking(store_path(home, config), read_only=True) as store, _opened(output) as file:
         lines = 0
         async for session in _chosen_sessions(store, session_ids):
             messages = await _all_messages(store, session.id, archived)
@@ -354,20 +357,25 @@ def _opened(output: Path | None) -> Iterator[TextIO]:
 
 
 def backup(
-    path: Annotated[Path, Parameter(help="The file to create.")],
+    path: Annotated[Path | None, Parameter(help="The file to create.")] = None,
     *,
     as_json: JsonOption = False,
     home: HomeOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Copy the store to a new file. Works while a server runs, and shows one moment."""
+    """Copy the store to a new file. Works while a server runs, and shows one moment. For a store in PostgreSQL, print the command that copies it."""
     began = time.perf_counter()
     place = store_path(home, config)
     if is_address(place):
         require_postgres()
         from hermes_trio.store.postgres.doctor import dump_command
 
+        if path is None:
+            say(dump_command(place))
+            return
         raise StoreError(f"the store is a PostgreSQL database; back it up with its own program: {dump_command(place)}")
+    if path is None:
+        raise StoreError("name the file to create: `hermes-trio backup FILE`")
     size = back_up(place, path)
     if as_json:
         print_json({"path": str(path), "bytes": size, "seconds": round(time.perf_counter() - began, 3)})

@@ -30,21 +30,29 @@ def simulate(
     nodes: Annotated[
         int | None, Parameter(help="The number of nodes in each world; default: 1 to 3, by the seed.")
     ] = None,
+    platform: Annotated[
+        str | None, Parameter(help="The chat platform of each world; default: one of them, by the seed.")
+    ] = None,
     faults: Annotated[str, Parameter(help="Kinds of faults, separated by commas; 'none' for none.")] = "all",
     workers: Annotated[int, Parameter(help="The number of worker processes.")] = 1,
     picture: Annotated[Path | None, Parameter(help="Write the coverage as an SVG file.")] = None,
 ) -> None:
     """Simulate whole gateways. A seed always gives the same world, byte for byte. Exits with 1 if a promise was broken."""
-    from hermes_trio.testing.simulation import FAULT_KINDS, run_seed, run_seeds, shrink_failure
+    from hermes_trio.testing.simulation import FAULT_KINDS, PLATFORMS, run_seed, run_seeds, shrink_failure
 
     kinds = FAULT_KINDS if faults == "all" else () if faults == "none" else tuple(faults.split(","))
     unknown = [kind for kind in kinds if kind not in FAULT_KINDS]
     if unknown:
         raise CommandFailed(f"--faults has {unknown[0]!r}; accepted are {', '.join(FAULT_KINDS)}, all and none")
+    for name, given in (("--seeds", seeds), ("--workers", workers), ("--minutes", minutes)):
+        if not given > 0:
+            raise CommandFailed(f"{name} is {given}; it must be more than 0")
     if nodes is not None and not 1 <= nodes <= MOST_NODES:
         raise CommandFailed(f"--nodes is {nodes}; it must be 1 to {MOST_NODES}")
+    if platform is not None and platform not in PLATFORMS:
+        raise CommandFailed(f"--platform is {platform!r}; accepted are {', '.join(PLATFORMS)}")
     if seed is not None:
-        result = run_seed(seed, minutes=minutes, faults=kinds, nodes=nodes)
+        result = run_seed(seed, minutes=minutes, faults=kinds, nodes=nodes, platform=platform)
         if result.violations:
             result = shrink_failure(result)
         sys.stdout.write(
@@ -59,7 +67,9 @@ def simulate(
         _show(report, seeds, time.monotonic() - began)
 
     wanted = range(first, first + seeds)
-    report = run_seeds(wanted, minutes=minutes, faults=kinds, nodes=nodes, workers=workers, progress=progress)
+    report = run_seeds(
+        wanted, minutes=minutes, faults=kinds, nodes=nodes, platform=platform, workers=workers, progress=progress
+    )
     sys.stderr.write("\n")
     elapsed = time.monotonic() - began
     sys.stdout.write(f"{report.coverage.table()}\n\n")
@@ -75,10 +85,13 @@ def simulate(
     if report.failures:
         for number in sorted(report.failures)[:SHOWN_FAILURES]:
             sys.stdout.write(f"seed {number}: {report.failures[number][0]}\n")
+        if more := sorted(report.failures)[SHOWN_FAILURES:]:
+            sys.stdout.write(f"and the seeds {', '.join(map(str, more))}\n")
         worst = min(report.failures)
-        shrunk = shrink_failure(run_seed(worst, minutes=minutes, faults=kinds, nodes=nodes))
+        shrunk = shrink_failure(run_seed(worst, minutes=minutes, faults=kinds, nodes=nodes, platform=platform))
         again = f"hermes-trio simulate --seed {worst} --minutes {minutes:g} --faults {faults}"
         again += "" if nodes is None else f" --nodes {nodes}"
+        again += "" if platform is None else f" --platform {platform}"
         sys.stdout.write(f"\n{shrunk.story()}\n\nagain: {again}\n")
         raise CommandFailed(f"{len(report.failures)} of {report.seeds} seeds broke a promise")
 

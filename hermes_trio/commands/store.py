@@ -5,7 +5,6 @@ a password.
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -13,6 +12,7 @@ import cyclopts
 from cyclopts import Parameter
 
 from hermes_trio.commands.options import CommandFailed, ConfigOption, HomeOption
+from hermes_trio.commands.output import say
 from hermes_trio.config import load_config
 from hermes_trio.store.backend import require_postgres
 
@@ -34,14 +34,11 @@ def _address(home: Path | None, config: Path | None) -> str:
     return settings.store.url
 
 
-def _say(text: str) -> None:
-    sys.stdout.write(f"{text}\n")
-
-
 async def _bring_up(url: str, *, make: bool) -> None:
+    from hermes_trio.store.postgres.address import parse_address
     from hermes_trio.store.postgres.link import open_link
     from hermes_trio.store.postgres.schema import VERSION, check_server, migrate_schema, version_of
-    from hermes_trio.store.postgres.store import parse_address, telling
+    from hermes_trio.store.postgres.store import telling
 
     _, where = parse_address(url)
     with telling(where):
@@ -51,11 +48,11 @@ async def _bring_up(url: str, *, make: bool) -> None:
                 raise CommandFailed(f"the database {where} has no store yet; run `hermes-trio store init`")
             before = await migrate_schema(link, where)
     if before == VERSION:
-        _say(f"the database {where} has schema version {VERSION} already")
+        say(f"the database {where} has schema version {VERSION} already")
     elif before:
-        _say(f"the database {where} was migrated from schema version {before} to {VERSION}")
+        say(f"the database {where} was migrated from schema version {before} to {VERSION}")
     else:
-        _say(f"the database {where} is ready: schema version {VERSION}")
+        say(f"the database {where} is ready: schema version {VERSION}")
 
 
 @store.command
@@ -80,9 +77,9 @@ async def check(*, home: HomeOption = None, config: ConfigOption = None) -> None
         await opened.probe()
         waiting = await opened.backlog()
         nodes = [node.name for node in await opened.list_nodes() if node.incarnation != opened.owner]
-    _say("the database can be used")
-    _say(f"nodes: {', '.join(nodes) or 'none'}")
-    _say("waiting: " + (", ".join(f"{count} {name}" for name, count in waiting.items() if count) or "nothing"))
+    say("the database can be used")
+    say(f"nodes: {', '.join(nodes) or 'none'}")
+    say("waiting: " + (", ".join(f"{count} {name}" for name, count in waiting.items() if count) or "nothing"))
 
 
 @store.command(name="copy")
@@ -103,8 +100,8 @@ def copy_command(
         where = db.where
     for table, count in counts.items():
         if count:
-            _say(f"{count:>9,} {table}")
+            say(f"{count:>9,} {table}")
     source, target = (
         (f"the database {where}", str(sqlite_file)) if back else (str(sqlite_file), f"the database {where}")
     )
-    _say(f"{sum(counts.values()):>9,} rows were copied from {source} to {target}, and are the same there")
+    say(f"{sum(counts.values()):>9,} rows were copied from {source} to {target}, and are the same there")

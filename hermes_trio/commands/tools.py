@@ -11,6 +11,7 @@ import msgspec
 from cyclopts import Parameter
 
 from hermes_trio.commands.options import CommandFailed, ConfigOption, HomeOption, server_client
+from hermes_trio.commands.output import say
 from hermes_trio.config import Config, load_config
 
 __all__ = ["mcp_health", "tools"]
@@ -53,9 +54,9 @@ async def tools(
     origins = max((len(one["origin"]) for one in found), default=0)
     for one in found:
         first = (one["description"].strip().splitlines() or [""])[0][:DESCRIPTION]
-        sys.stdout.write(f"{one['name']:{width}}  {one['origin']:{origins}}  {first}\n")
+        say(f"{one['name']:{width}}  {one['origin']:{origins}}  {first}")
     for name, problem in problems.items():
-        sys.stdout.write(f"MCP server {name} cannot be reached: {problem}\n")
+        say(f"MCP server {name} cannot be reached: {problem}")
 
 
 async def mcp_health(config: Config) -> Mapping[str, Mapping[str, Any]]:

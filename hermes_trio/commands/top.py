@@ -22,7 +22,8 @@ from rich.text import Text
 
 from hermes_trio.net.sse import EventReader
 
-from .tree import clean, duration, warning_of
+from .output import clean
+from .tree import duration, warning_of
 
 __all__ = ["TreeCopy", "cluster_line", "run_top"]
 
@@ -42,12 +43,17 @@ COLOURS: Final = {
 }
 SORTS: Final = ("tree", "age", "deadline", "kind")
 HELP: Final = "q leave · j k move · x x stop · s sort · / filter · w next warning"
+MORE_HELP: Final = " · n next node"
 
 
 class TreeCopy:
-    """A copy of the server's tree: a snapshot, then differences. `cluster` lists the nodes of the store, if there are several."""
+    """A copy of the tree of one node: a snapshot, then differences. `cluster` lists the nodes of the store, if there are several.
+
+    `node` is the incarnation of the node whose tree it is; keys mean nothing on another.
+    """
 
     def __init__(self) -> None:
+        self.node = ""
         self.nodes: dict[int, dict[str, Any]] = {}
         self.cluster: list[dict[str, Any]] = []
         self.root = 0
@@ -56,6 +62,7 @@ class TreeCopy:
         """Apply an event of `GET /v1/tree/events`."""
         if name == "snapshot":
             self.nodes.clear()
+            self.node = data["node"]
             self.root = data["tree"]["key"]
             pending: list[tuple[dict[str, Any], int | None]] = [(data["tree"], None)]
             while pending:
@@ -69,6 +76,13 @@ class TreeCopy:
                 self.nodes.pop(key, None)
         elif name == "nodes":
             self.cluster = [{**node, "at": now} for node in data["nodes"]]
+
+    def next_node(self, after: str) -> str:
+        """Return the incarnation of the node behind `after` that answers, in the order of the list; the first again after the last."""
+        known = [node["incarnation"] for node in self.cluster if node["answers"] or node["incarnation"] == after]
+        if after not in known:
+            return known[0] if known else after
+        return known[(known.index(after) + 1) % len(known)]
 
     def rows(self, now: float, *, sort: str = "tree", words: str = "") -> list[tuple[int, dict[str, Any]]]:
         """Return the nodes to show with their depth: in the order of the tree, or sorted and flat."""
@@ -114,6 +128,9 @@ class _Screen:
         self.nursery = nursery
         self.copy = TreeCopy()
         self.state = "connecting…"
+        self.wanted = ""
+        """The incarnation of the node whose tree is to be shown; empty for the one that receives the request."""
+        self.following = trio.CancelScope()
         self.selected = 0
         self.sort = 0
         self.filter = ""
@@ -121,6 +138,12 @@ class _Screen:
         self.armed: tuple[int, float] = (0, 0.0)
         self.receipt: list[str] = []
         self.changed = trio.Event()
+
+    def where(self) -> str:
+        """Return the address of the server, and the node of the store whose tree is shown, if there are several."""
+        names = [node["name"] for node in self.copy.cluster if node["incarnation"] == self.copy.node]
+        address = str(self.client.base_url)
+        return f"{address} · node {clean(names[0])}" if names and len(self.copy.cluster) > 1 else address
 
     def touch(self) -> None:
         """Request a redraw."""
@@ -148,6 +171,8 @@ class _Screen:
             self._stop()
         elif key == "w":
             self._next_warning()
+        elif key == "n":
+            self._next_node()
         elif key == "\x1b":
             self.filter, self.receipt, self.armed = "", [], (0, 0.0)
         self.touch()
@@ -173,6 +198,14 @@ class _Screen:
             later = [key for key in keys if key > self.selected]
             self.selected = (later or keys)[0]
 
+    def _next_node(self) -> None:
+        now = self.wanted or self.copy.node
+        node = self.copy.next_node(now)
+        if node != now:
+            self.wanted, self.selected, self.armed, self.receipt = node, 0, (0, 0.0), []
+            self.state = f"connecting to node {node[:8]}…"
+            self.following.cancel()
+
     def _target(self) -> dict[str, Any] | None:
         """Return the nearest node, from the selected one upwards, that can be stopped by itself."""
         node = self.copy.nodes.get(self.selected)
@@ -192,10 +225,10 @@ class _Screen:
             return
         self.armed = (0, 0.0)
         self.receipt = [f"Stopping {target['kind']} {target['id']}…"]
-        self.nursery.start_soon(self._stop_now, target["key"])
+        self.nursery.start_soon(self._stop_now, target["key"], self.copy.node)
 
-    async def _stop_now(self, key: int) -> None:
-        def hear(name: str, data: dict[str, Any]) -> None:
+    async def _stop_now(self, key: int, node: str) -> None:
+        def receive(name: str, data: dict[str, Any]) -> None:
             if name == "line":
                 self.receipt.append(
                     f"{data['kind']} {clean(data['node'])} {clean(data['how'])} {data['milliseconds']:.0f} ms"
@@ -209,7 +242,7 @@ class _Screen:
             self.touch()
 
         try:
-            await _events(self.client, "POST", f"/v1/tree/{key}/stop", hear)
+            await _events(self.client, "POST", f"/v1/tree/{key}/stop?node={node}", receive)
         except (httpx2.HTTPError, ConnectionError) as error:
             self.receipt = [f"The stop was not answered: {error or type(error).__name__}"]
             self.touch()
@@ -219,7 +252,7 @@ class _Screen:
     def draw(self) -> RenderableType:
         """Render the whole screen."""
         rows = self.rows()
-        cluster = [cluster_line(node, trio.current_time()) for node in self.copy.cluster]
+        cluster = [cluster_line(node, trio.current_time(), self.copy.node) for node in self.copy.cluster]
         if len(cluster) > MOST_LINES:
             cluster = [*cluster[: MOST_LINES - 1], Text(f"and {len(cluster) - MOST_LINES + 1} more nodes", style="dim")]
         height = max(3, self.console.size.height - 4 - len(self.receipt) - len(cluster))
@@ -242,12 +275,16 @@ class _Screen:
         title += f" · {warnings} warnings" if warnings else ""
         title += f" · filter {self.filter}{'▏' if self.typing else ''}" if self.filter or self.typing else ""
         return Group(
-            Text(title, style="bold"), *cluster, table, *(Text(line) for line in self.receipt), Text(HELP, style="dim")
+            Text(title, style="bold"),
+            *cluster,
+            table,
+            *(Text(line) for line in self.receipt),
+            Text(HELP + (MORE_HELP if len(cluster) > 1 else ""), style="dim"),
         )
 
 
-def cluster_line(node: dict[str, Any], now: float) -> Text:
-    """A node that shares the store: who it is, how it is, what it has."""
+def cluster_line(node: dict[str, Any], now: float, shown: str) -> Text:
+    """Describe a node that shares the store: its name, its state, its work. `shown` is the incarnation of the one whose tree is below."""
     passed = now - node["at"]
     left = node["lease_seconds"] - passed
     if left <= 0:
@@ -256,8 +293,11 @@ def cluster_line(node: dict[str, Any], now: float) -> Text:
         state, style = f"does not answer, lease {duration(left)}", "red"
     else:
         state, style = f"lease {duration(left)}", ""
-    here = " (this one)" if node["here"] else ""
-    words = [f"{clean(node['name'])}{here}", f"up {duration(node['age_seconds'] + passed)}", state]
+    words = [
+        f"{'▸ ' if node['incarnation'] == shown else ''}{clean(node['name'])}",
+        f"up {duration(node['age_seconds'] + passed)}",
+        state,
+    ]
     words += ["draining"] if node["draining"] else []
     words += [f"{node['turns']} turns", f"{node['jobs']} jobs", f"{node['sessions']} sessions bound"]
     owned = ", ".join(clean(name) for name in node.get("runs", ()))
@@ -279,7 +319,7 @@ def _cells(depth: int, node: dict[str, Any]) -> list[Text]:
 
 
 async def _events(
-    client: httpx2.AsyncClient, method: str, path: str, hear: Callable[[str, dict[str, Any]], None]
+    client: httpx2.AsyncClient, method: str, path: str, receive: Callable[[str, dict[str, Any]], None]
 ) -> None:
     """Read one event stream to its end. Raises `ConnectionError` if the server refuses it."""
     reader = EventReader()
@@ -290,7 +330,7 @@ async def _events(
             raise ConnectionError(found.get("error", {}).get("message", f"status {answer.status_code}"))
         async for piece in answer.aiter_bytes():
             for event in reader.feed(piece):
-                hear(event.name, msgspec.json.decode(event.data))
+                receive(event.name, msgspec.json.decode(event.data))
 
 
 @contextmanager
@@ -321,19 +361,23 @@ async def run_top(client: httpx2.AsyncClient) -> None:
 
 
 async def _follow(state: _Screen) -> None:
-    def hear(name: str, data: dict[str, Any]) -> None:
-        state.state = str(state.client.base_url)
+    def receive(name: str, data: dict[str, Any]) -> None:
+        state.state = state.where()
         state.copy.apply(name, data, trio.current_time())
         state.touch()
 
     while True:
-        try:
-            await _events(state.client, "GET", "/v1/tree/events", hear)
-            state.state = "the server closed the connection"
-        except (httpx2.HTTPError, ConnectionError) as error:
-            state.state = f"disconnected ({error or type(error).__name__}), trying again"
-        state.touch()
-        await trio.sleep(RETRY_SECONDS)
+        with trio.CancelScope() as state.following:
+            try:
+                path = f"/v1/tree/events?node={state.wanted}" if state.wanted else "/v1/tree/events"
+                await _events(state.client, "GET", path, receive)
+                state.state = "the server closed the connection"
+            except (httpx2.HTTPError, ConnectionError) as error:
+                state.state = f"disconnected ({error or type(error).__name__}), retrying"
+                # A node that has ended or does not answer is replaced by the one that receives the request.
+                state.wanted = ""
+            state.touch()
+            await trio.sleep(RETRY_SECONDS)
 
 
 async def _read_keys(state: _Screen, descriptor: int) -> None:

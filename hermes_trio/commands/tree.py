@@ -18,18 +18,13 @@ import msgspec
 from cyclopts import Parameter
 
 from hermes_trio.commands.options import CommandFailed, ConfigOption, HomeOption, server_client
+from hermes_trio.commands.output import clean, say, say_json
 from hermes_trio.config import load_config
 
 __all__ = ["console", "open_server_client", "top", "tree"]
 
 STUCK_SECONDS: Final = 60.0
 """The age after which an inbox row counts as stuck."""
-
-
-def say(text: str) -> None:
-    """Print a line."""
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
 
 
 @asynccontextmanager
@@ -110,27 +105,35 @@ def plain_lines(tree: dict[str, Any]) -> list[str]:
     return lines
 
 
-def clean(text: object) -> str:
-    """Remove control characters from text that a terminal will show."""
-    return "".join(character if character.isprintable() else " " for character in str(text))
+def other_lines(other: dict[str, Any]) -> list[str]:
+    """Return the tree of another node as indented text below its name, or that it does not answer."""
+    title = f"node {clean(other['node'])} {other['incarnation'][:8]}"
+    if other["tree"] is None:
+        return ["", f"{title} · ! does not answer"]
+    lines = plain_lines(other["tree"])
+    left = other["size"] - len(lines)
+    return ["", title, *lines, *([f"… and {left} more"] if left else [])]
 
 
 async def tree(
     *,
     json: Annotated[bool, Parameter(help="Print the tree as JSON.", negative="")] = False,
     session: Annotated[str | None, Parameter(help="Only nodes of this session, by its key or id.")] = None,
+    node: Annotated[str | None, Parameter(help="Only this node of the store, by its name or incarnation.")] = None,
     home: HomeOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Print the live tree of the running server once."""
-    from urllib.parse import quote
+    """Print the live tree of the running server once, and those of the other nodes that share its store."""
+    from urllib.parse import urlencode
 
+    wanted = urlencode({name: value for name, value in (("session", session), ("node", node)) if value})
     async with open_server_client(home, config) as client:
-        found = await ask(client, "GET", "/v1/tree" + (f"?session={quote(session, safe='')}" if session else ""))
+        found = await ask(client, "GET", "/v1/tree" + (f"?{wanted}" if wanted else ""))
     if json:
-        say(msgspec.json.format(msgspec.json.encode(found)).decode())
+        say_json(found)
     else:
-        say("\n".join(plain_lines(found["tree"])))
+        others = [line for other in found.get("others", ()) for line in other_lines(other)]
+        say("\n".join([*plain_lines(found["tree"]), *others]))
 
 
 async def top(

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from functools import partial
 from hashlib import sha256
-from importlib.resources import files
-from importlib.resources.abc import Traversable
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -53,7 +52,7 @@ class StaticFile(msgspec.Struct, frozen=True):
 class StaticFiles:
     """The files below a directory of the package, each read once."""
 
-    def __init__(self, folder: Traversable) -> None:
+    def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._found: dict[str, StaticFile] | None = None
 
@@ -64,9 +63,9 @@ class StaticFiles:
         return self._found.get(path)
 
 
-def _read_all(folder: Traversable) -> dict[str, StaticFile]:
+def _read_all(folder: Path) -> dict[str, StaticFile]:
     found: dict[str, StaticFile] = {}
-    pending: list[tuple[str, Traversable]] = [("", folder)]
+    pending: list[tuple[str, Path]] = [("", folder)]
     while pending:
         prefix, this = pending.pop()
         for entry in this.iterdir():
@@ -166,7 +165,7 @@ async def sign_in(request: Request) -> HandlerResult:
 
 
 async def who(request: Request) -> HandlerResult:
-    """Return who is signed in. No session is not an error: the page asks before sign-in."""
+    """Return who is signed in. A missing session is not an error: the page requests this before sign-in."""
     core = request.core
     if request.raw_header(b"authorization") is not None:
         request.caller = await core.keyring.identify(request)
@@ -198,7 +197,7 @@ def sign_in_path(code: str) -> str:
 
 def console_routes() -> list[Route]:
     """Return the routes of the console."""
-    static = StaticFiles(files("hermes_trio.console") / "static")
+    static = StaticFiles(Path(__file__).with_name("static"))
 
     def page(name: str, path: str, file: str = "") -> Route:
         return Route(

@@ -63,7 +63,7 @@ def build_agent(config: Config, routes: ModelRoutes, store: Store, toolbox: Tool
     allowed = frozenset(settings.demo_directives)
 
     def directives(turn: Turn) -> bool:
-        # The demo model runs commands of anyone who writes to it, so only where that is the owner of this machine.
+        # The demo model runs commands of every sender, so only where each sender is the owner of this machine.
         platform = turn.context.platform
         return platform in allowed or (local and platform in (PLATFORM, WebAdapter.platform))
 
@@ -106,7 +106,7 @@ async def open_gateway(
         config = msgspec.structs.replace(config, agent=dict(table))
     routes = build_routes(config.models, config.environment)
     tools = ToolSettings.read(config.tools)
-    consent = read_settings(config.approvals, ApprovalSettings, "approvals")
+    approval_settings = read_settings(config.approvals, ApprovalSettings, "approvals")
     mcp = McpSettings.read(config.mcp, config.environment)
     confinement = open_confinement(tools, config.environment or os.environ, home=config.home, config=config.path)
     tracing = [configured_tracing(config.tracing)] if config.tracing.enabled else []
@@ -118,7 +118,7 @@ async def open_gateway(
     async def assemble(runtime: Runtime) -> AsyncIterator[None]:
         store = cast("Store", runtime.store)
         runtime.membership.configuration = fingerprint_of(config, store.secret)
-        broker = Approvals(store, seconds=consent.timeout)
+        broker = Approvals(store, seconds=approval_settings.timeout)
         brokers.append(broker)
         async with (
             confinement.folders.swept(sha256(store.secret).hexdigest()[:32], store.get_session),
@@ -128,7 +128,7 @@ async def open_gateway(
                 tools,
                 review=CommandReview(
                     approvals=broker,
-                    settings=consent,
+                    settings=approval_settings,
                     reviewer=ModelReviewer(routes.get),
                     gateway_home=str(config.home),
                 ),

@@ -16,7 +16,16 @@ from hermes_trio.config import Config
 from hermes_trio.http.app import unavailable_app
 from hermes_trio.http.server import ServerConfig, serve
 
-__all__ = ["CONFIGURED", "AddressUnusable", "Listening", "StandIn", "address_of", "bind_address", "kept_open"]
+__all__ = [
+    "CONFIGURED",
+    "AddressUnusable",
+    "Listening",
+    "UnavailableServer",
+    "address_of",
+    "bind_address",
+    "bind_for_workers",
+    "kept_open",
+]
 
 BACKLOG: Final = 1024
 
@@ -28,10 +37,14 @@ class AddressUnusable(OSError):
 
 
 class Listening(msgspec.Struct, frozen=True, kw_only=True):
-    """How a server listens: on the configured address, or, with `bind`, on an inherited socket. Commands find it if it `announces` itself."""
+    """How a server listens: on the configured address, or, with `bind`, on an inherited socket. Commands find it if it `announces` itself.
+
+    `others` are the sockets of other workers of the same address, by descriptor: connections that wait there are accepted here if their worker does not.
+    """
 
     bind: str = ""
     announces: bool = True
+    others: tuple[int, ...] = ()
 
     def once(self) -> str:
         """Return what one server binds, and closes: a duplicate of an inherited socket."""
@@ -52,16 +65,38 @@ def address_of(config: Config) -> str:
 
 
 def bind_address(config: Config) -> socket.socket:
-    """Bind the socket that all workers listen on. Raises `AddressUnusable`."""
-    host, port = config.server.host.strip("[]"), config.server.port
+    """Bind the configured address. Raises `AddressUnusable`."""
+    try:
+        return _bound(config.server.host.strip("[]"), config.server.port)
+    except OSError as error:
+        raise AddressUnusable(f"{address_of(config)} cannot be used: {error.strerror or error}") from error
+
+
+def bind_for_workers(config: Config, count: int) -> list[socket.socket]:
+    """Bind the configured address once for each worker: the kernel spreads connections evenly over the sockets. Raises `AddressUnusable`."""
+    sockets = [bind_address(config)]
+    host, port = sockets[0].getsockname()[:2]
+    try:
+        # Only now: another server that has the address, or wants it, is still recognised.
+        sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        while len(sockets) < count:
+            sockets.append(_bound(host, port, shared=True))
+    except OSError as error:
+        for sock in sockets:
+            sock.close()
+        raise AddressUnusable(f"{address_of(config)} cannot be used: {error.strerror or error}") from error
+    return sockets
+
+
+def _bound(host: str, port: int, *, shared: bool = False) -> socket.socket:
     sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT if shared else socket.SO_REUSEADDR, 1)
         sock.bind((host, port))
         sock.listen(BACKLOG)
-    except OSError as error:
+    except OSError:
         sock.close()
-        raise AddressUnusable(f"{address_of(config)} cannot be used: {error.strerror or error}") from error
+        raise
     sock.setblocking(False)
     return sock
 
@@ -76,7 +111,7 @@ def kept_open(config: Config, listening: Listening) -> Iterator[Listening]:
         yield msgspec.structs.replace(listening, bind=f"{_DESCRIPTOR}{sock.fileno()}")
 
 
-class StandIn:
+class UnavailableServer:
     """Answers every request with 503 and `Retry-After` on the address of a server that is being reopened."""
 
     def __init__(self, nursery: trio.Nursery) -> None:

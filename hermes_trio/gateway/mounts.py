@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 from urllib.parse import quote
-
-import trio
 
 from hermes_trio.base.mounts import (
     Mount,
@@ -23,9 +21,6 @@ from hermes_trio.http.routing import Route
 from hermes_trio.http.streams import StreamWriter
 
 __all__ = ["route_of"]
-
-SESSION_CHECK_SECONDS: Final = 15.0
-"""How often a stream checks whether its browser session is still valid."""
 
 
 def route_of(mount: Mount) -> Route:
@@ -53,7 +48,7 @@ def route_of(mount: Mount) -> Route:
             return Response.of(answer.body, answer.status)
         if isinstance(answer, MountFile):
             return _file(answer)
-        return _streamed(answer, request)
+        return _streamed(answer)
 
     return Route(
         name=mount.name,
@@ -84,7 +79,7 @@ def _file(file: MountFile) -> Response:
     return Response(file.body, 200, headers, file.media.encode("ascii"))
 
 
-def _streamed(stream: MountStream, request: Request) -> EventStream:
+def _streamed(stream: MountStream) -> EventStream:
     async def run(writer: StreamWriter) -> None:
         async def send(piece: bytes) -> None:
             if not writer.opened:
@@ -93,18 +88,6 @@ def _streamed(stream: MountStream, request: Request) -> EventStream:
             writer.put(piece)
             await writer.flush()
 
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(_end_with_session, request, nursery.cancel_scope)
-            await stream.run(send)
-            nursery.cancel_scope.cancel()
+        await stream.run(send)
 
     return EventStream(run)
-
-
-async def _end_with_session(request: Request, scope: trio.CancelScope) -> None:
-    """Cancel a stream when its browser session has ended."""
-    while True:
-        await trio.sleep(SESSION_CHECK_SECONDS)
-        if not await request.core.signin.still_signed_in(request):
-            break
-    scope.cancel()

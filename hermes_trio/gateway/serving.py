@@ -10,7 +10,7 @@ import gc
 import logging
 import signal
 from collections.abc import AsyncIterator, Callable
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
 from functools import partial
 from typing import Any, Final, cast
 
@@ -26,9 +26,10 @@ from hermes_trio.runtime.ports import Agent
 from hermes_trio.runtime.turn_lifecycle import first_cause
 from hermes_trio.store.errors import StoreUnavailable
 from hermes_trio.store.ownership import announced
+from hermes_trio.store.ports import Store
 
 from .api import ApiGateway, open_api_gateway
-from .listening import CONFIGURED, AddressUnusable, Listening, StandIn, address_of, kept_open
+from .listening import CONFIGURED, AddressUnusable, Listening, UnavailableServer, address_of, kept_open
 
 __all__ = ["Serving", "open_server", "run_server", "settle_heap"]
 
@@ -38,7 +39,7 @@ JOIN_PAUSE: Final = 1.0
 """The delay of a node that has lost its lease before each attempt to join again."""
 
 COLLECTOR_THRESHOLDS: Final = (100_000, 10, 10)
-"""Allocations before the cycle collector looks. A thousand turns at once hold some forty thousand objects, hardly one of them in a cycle; with
+"""Allocations before the cycle collector runs. A thousand turns at once hold some forty thousand objects, hardly one of them in a cycle; with
 the interpreter's 700 it looked at all of them again and again, which was a third of the CPU time of a busy server, with 20,000 a tenth."""
 
 
@@ -56,14 +57,14 @@ class Serving(msgspec.Struct):
         await self.closed.wait()
 
 
-def server_config(config: Config, bind: str = "") -> ServerConfig:
-    """Return the settings of the serving layer. `bind` replaces the configured address."""
+def server_config(config: Config, bind: str = "", others: tuple[int, ...] = ()) -> ServerConfig:
+    """Return the settings of the serving layer. `bind` replaces the configured address; `others` are the sockets of other workers."""
     hypercorn = hypercorn_config(bind or address_of(config))
     hypercorn.graceful_timeout = config.server.graceful_seconds
     hypercorn.errorlog = logging.getLogger("hermes_trio.http.server")
     if config.server.access_log:
         hypercorn.accesslog = logging.getLogger("hermes_trio.http.access")
-    return ServerConfig(hypercorn=hypercorn, fast_path=config.server.fast_path, lifespan=False)
+    return ServerConfig(hypercorn=hypercorn, fast_path=config.server.fast_path, lifespan=False, others=others)
 
 
 @asynccontextmanager
@@ -73,14 +74,15 @@ async def open_server(
     *,
     agent: Agent | None = None,
     in_memory: bool = False,
+    store: AbstractAsyncContextManager[Store] | None = None,
     listening: Listening = CONFIGURED,
 ) -> AsyncIterator[Serving]:
     """Open a gateway with a listening server for the body of the `async with`. Raises `AddressUnusable` if the address is taken.
 
-    A generated key is stored after the address is bound, so that a failed start leaves none. `agent` and `in_memory` are for `open_api_gateway`;
+    A generated key is stored after the address is bound, so that a failed start leaves none. `agent`, `in_memory` and `store` are for `open_api_gateway`;
     `listening` overrides the configured address.
     """
-    async with open_api_gateway(config, key, agent=agent, in_memory=in_memory) as gateway:
+    async with open_api_gateway(config, key, agent=agent, in_memory=in_memory, store=store) as gateway:
         serving = Serving(gateway, [])
         ready = trio.Event()
         failure: list[OSError] = []
@@ -90,9 +92,8 @@ async def open_server(
                 async with trio.open_nursery() as sampling:
                     sampling.start_soon(sample_load, gateway.api)
                     async with trio.open_nursery() as nursery:
-                        run = partial(
-                            serve, gateway.app, server_config(config, listening.once()), shutdown=serving.closing
-                        )
+                        settings = server_config(config, listening.once(), listening.others)
+                        run = partial(serve, gateway.app, settings, shutdown=serving.closing)
                         serving.addresses = await nursery.start(run)
                         ready.set()
                     sampling.cancel_scope.cancel()
@@ -166,7 +167,7 @@ async def run_server(
         kept_open(config, listening) as listens,
     ):
         async with trio.open_nursery() as listeners:
-            stand_in = StandIn(listeners)
+            unavailable = UnavailableServer(listeners)
             while not asked and failure is None:
                 serving = None
                 try:
@@ -174,7 +175,7 @@ async def run_server(
                     async with opened as serving:
                         settle_heap()
                         await serving.gateway.gateway.toolbox.confinement.sandbox.ready()
-                        stand_in.end()
+                        unavailable.end()
                         if lives:
                             logger.warning("this node lost its lease, has joined again, and serves")
                         else:
@@ -182,7 +183,7 @@ async def run_server(
                         lives, key = lives + 1, msgspec.structs.replace(key, made=False)
                         await _until_asked(signals, serving)
                         if serving.gateway.runtime.membership.lost:
-                            await stand_in.begin(server_config(config, listens.once()))
+                            await unavailable.begin(server_config(config, listens.once()))
                             continue
                         asked = True
                         # Until everything is closed, not only the server: the operator may cancel a job that does not end.

@@ -1,8 +1,9 @@
 """Several processes on one listening address: `serve --workers N`. Each is a whole gateway, and a node of the shared store.
 
-The parent binds the address once and passes the socket to every worker, so that no connection is refused while one of them restarts. It restarts a
-worker that exits by itself, with growing delays, forwards signals, and merges the reports of all drains. A socket pair connects it to each worker:
-the worker sends its messages on it, and drains when its parent has exited.
+The parent binds the address once for each worker (SO_REUSEPORT) and keeps all sockets open, so that no connection is refused or reset while one of them
+restarts. Every worker has all sockets: it accepts on its own, and takes the connections that another worker leaves waiting. The parent restarts a worker
+that exits by itself, with growing delays, forwards signals, and merges the reports of all drains. A socket pair connects it to each worker: the worker
+sends its messages on it, and drains when its parent has exited.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ __all__ = ["WorkerLink", "WorkerPool", "merged_report", "worker_command"]
 logger: Final = logging.getLogger("hermes_trio.gateway.workers")
 
 VARIABLE: Final = "HERMES_TRIO_WORKER"
-"""The environment variable of a worker: its number, the listening socket, and the socket to its parent."""
+"""The environment variable of a worker: its number, the listening sockets of all workers, and the socket to its parent."""
 
 FIRST_PAUSE: Final = 1.0
 LONGEST_PAUSE: Final = 30.0
@@ -34,12 +35,16 @@ HEALTHY_SECONDS: Final = 60.0
 
 
 class WorkerLink:
-    """A worker's side: its number, its listening socket, and its parent. `take` returns None in a process that is no worker."""
+    """A worker's side: its number, its listening socket, those of the others, and its parent. `take` returns None in a process that is no worker."""
 
-    def __init__(self, number: int, listens_on: int, parent: socket.socket) -> None:
+    def __init__(self, number: int, sockets: Sequence[int], parent: socket.socket) -> None:
         self.number = number
-        self.bind = f"fd://{listens_on}"
+        self.bind = f"fd://{sockets[number]}"
+        self.others: tuple[int, ...] = tuple(one for one in sockets if one != sockets[number])
+        self._sockets = sockets
         self._parent = parent
+        self.draining = False
+        """Set when this worker drains: the end of its parent changes nothing then."""
 
     @classmethod
     def take(cls) -> WorkerLink | None:
@@ -47,13 +52,19 @@ class WorkerLink:
         given = os.environ.pop(VARIABLE, "")
         if not given:
             return None
-        number, listens_on, parent = (int(part) for part in given.split(":"))
-        os.set_inheritable(listens_on, False)
-        os.set_inheritable(parent, False)
-        return cls(number, listens_on, socket.socket(fileno=parent))
+        number, sockets, parent = given.split(":")
+        descriptors = [int(one) for one in sockets.split(",")]
+        for descriptor in (*descriptors, int(parent)):
+            os.set_inheritable(descriptor, False)
+        return cls(int(number), descriptors, socket.socket(fileno=int(parent)))
+
+    def release(self) -> None:
+        """Close the inherited sockets, once this worker has drained: what arrives now is for the others, or refused if there are none."""
+        for descriptor in self._sockets:
+            os.close(descriptor)
 
     def watch(self) -> None:
-        """Drain, as after a signal, when the parent has exited."""
+        """Drain, as after a first signal, when the parent has exited."""
         threading.Thread(target=self._watch, name="hermes-trio parent", daemon=True).start()
 
     def _watch(self) -> None:
@@ -62,9 +73,10 @@ class WorkerLink:
                 pass
         except OSError:
             pass
-        os.kill(os.getpid(), signal.SIGTERM)
+        if not self.draining:
+            os.kill(os.getpid(), signal.SIGTERM)
 
-    def tell(self, kind: str, value: object) -> None:
+    def send(self, kind: str, value: object) -> None:
         """Send the parent a message: `started` with the lines of a start, `draining` with a line, or `report` with that of a drain."""
         try:
             self._parent.sendall(msgspec.json.encode({"kind": kind, "value": value}) + b"\n")
@@ -75,15 +87,15 @@ class WorkerLink:
 class WorkerPool:
     """The parent's side. `run` returns the exit code of the program."""
 
-    def __init__(
-        self, count: int, command: Sequence[str], listens_on: socket.socket, say: Callable[[str], None]
-    ) -> None:
+    def __init__(self, command: Sequence[str], sockets: Sequence[socket.socket], say: Callable[[str], None]) -> None:
+        """Make a pool of one worker for each of `sockets`, which it closes when it stops."""
         self._command = list(command)
-        self._listens_on = listens_on
+        self._sockets = sockets
         self._say = say
-        self._count = count
+        self._count = len(sockets)
         self._live: dict[int, trio.Process] = {}
         self._stopping = False
+        self._starting = 0
         self._asked = trio.Event()
         self._announced = False
         self._reports: list[dict[str, Any]] = []
@@ -113,11 +125,18 @@ class WorkerPool:
         return self._code
 
     def stop(self) -> None:
-        """Ask every worker to end: the first call drains, the second cancels everything."""
+        """Signal every worker to end: the first call drains, the second cancels everything."""
         self._stopping = True
         self._asked.set()
         for process in list(self._live.values()):
             process.send_signal(signal.SIGTERM)
+        self._close_sockets()
+
+    def _close_sockets(self) -> None:
+        """Close the parent's sockets after a stop, so that new connections are refused once all workers have drained. A start in progress needs them."""
+        if self._stopping and not self._starting:
+            for sock in self._sockets:
+                sock.close()
 
     async def _keep(self, number: int) -> None:
         pause = FIRST_PAUSE
@@ -143,16 +162,21 @@ class WorkerPool:
         """Run a worker once. Return its exit code, and whether it had started to serve."""
         ours, theirs = socket.socketpair()
         with ours, theirs:
-            listens_on = self._listens_on.fileno()
-            environment = {**os.environ, VARIABLE: f"{number}:{listens_on}:{theirs.fileno()}"}
-            # A session of its own: signals of the terminal reach only the parent, which forwards them.
-            process = await trio.lowlevel.open_process(
-                self._command,
-                stdin=subprocess.DEVNULL,
-                env=environment,
-                pass_fds=(listens_on, theirs.fileno()),
-                start_new_session=True,
-            )
+            sockets = [sock.fileno() for sock in self._sockets]
+            environment = {**os.environ, VARIABLE: f"{number}:{','.join(map(str, sockets))}:{theirs.fileno()}"}
+            self._starting += 1
+            try:
+                # A session of its own: signals of the terminal reach only the parent, which forwards them.
+                process = await trio.lowlevel.open_process(
+                    self._command,
+                    stdin=subprocess.DEVNULL,
+                    env=environment,
+                    pass_fds=(*sockets, theirs.fileno()),
+                    start_new_session=True,
+                )
+            finally:
+                self._starting -= 1
+                self._close_sockets()
             theirs.close()
             self._live[number] = process
             if self._stopping:
@@ -164,14 +188,14 @@ class WorkerPool:
                 async for part in stream:
                     *lines, left = (left + part).split(b"\n")
                     for line in lines:
-                        started = self._hear(msgspec.json.decode(line)) or started
+                        started = self._receive(msgspec.json.decode(line)) or started
             except trio.BrokenResourceError:
                 pass
             code = await process.wait()
             del self._live[number]
             return code, started
 
-    def _hear(self, told: dict[str, Any]) -> bool:
+    def _receive(self, told: dict[str, Any]) -> bool:
         """Handle a message of a worker. Return whether it says that the worker serves now."""
         kind, value = told["kind"], told["value"]
         if kind == "started" and not self._announced:

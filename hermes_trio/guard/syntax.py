@@ -1,6 +1,6 @@
-"""The shape of a shell script as the reader sees it: words made of parts, commands made of words.
+"""The syntax tree of a shell script: words consist of parts, commands of words.
 
-Plain values without behaviour. `Reader` makes them, `Shell` walks them.
+The nodes are plain values without behaviour. `Reader` makes them, `Shell` walks them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Parameter(msgspec.Struct):
     indirect: bool = False
     length: bool = False
     bare: bool = False
-    """Written without braces, so that letters which brace expansion puts behind it belong to the name."""
+    """Whether it is written without braces: letters that brace expansion appends then become part of the name."""
 
 
 class Substitution(msgspec.Struct):
@@ -51,7 +51,7 @@ class Arithmetic(msgspec.Struct):
 
 
 class Pattern(msgspec.Struct):
-    """An extended glob such as `@(a|b)`: matches anything as far as inspection is concerned."""
+    """An extended glob such as `@(a|b)`: inspection treats it as a match for any text."""
 
     parts: list[Part]
 
@@ -84,7 +84,7 @@ class Redirect(msgspec.Struct):
 
 
 class Simple(msgspec.Struct):
-    """Assignments, words and redirections."""
+    """A simple command: assignments, words and redirections."""
 
     assignments: list[Assignment] = msgspec.field(default_factory=list[Assignment])
     words: list[Word] = msgspec.field(default_factory=list[Word])
@@ -122,7 +122,7 @@ class Loop(msgspec.Struct):
 
 
 class ForEach(msgspec.Struct):
-    """`for name in words` and `select`; without words it walks the positional parameters."""
+    """`for name in words` and `select`; without words it iterates over the positional parameters."""
 
     variable: str
     words: list[Word] | None
@@ -140,14 +140,14 @@ class Case(msgspec.Struct):
 
 
 class Function(msgspec.Struct):
-    """A function definition."""
+    """`name() body` or `function name body`."""
 
     name: str
     body: Node
 
 
 class Condition(msgspec.Struct):
-    """`[[ … ]]` and `(( … ))`: nothing runs but the substitutions inside."""
+    """`[[ … ]]` and `(( … ))`: only the substitutions inside are executed."""
 
     words: list[Word]
     redirects: list[Redirect] = msgspec.field(default_factory=list[Redirect])

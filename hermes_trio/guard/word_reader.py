@@ -65,15 +65,15 @@ class WordReader(ABC):
 
     @abstractmethod
     def _parenthesised(self) -> list[Item]:
-        """The script up to the closing parenthesis, which is consumed."""
+        """Return the script up to the closing parenthesis, which is consumed."""
 
     @abstractmethod
     def _until(self, word: str) -> list[Item]:
-        """The script up to a reserved word, which is consumed."""
+        """Return the script up to a reserved word, which is consumed."""
 
     @abstractmethod
     def _inner(self, text: str) -> tuple[list[Item], set[int]]:
-        """The script of a text of its own, and where its commands begin."""
+        """Return the script of a text of its own, and where its commands begin."""
 
     @abstractmethod
     def _newline(self) -> None:
@@ -363,7 +363,7 @@ class WordReader(ABC):
         return Substitution(body, quoted)
 
     def _arithmetic_end(self, position: int) -> int | None:
-        """Where the `))` is that closes an arithmetic opened before `position`, or None if it is none."""
+        """Return where the `))` is that closes an arithmetic opened before `position`, or None if it is none."""
         depth = 0
         text = self.text
         finder = _ARITHMETIC_SPECIAL

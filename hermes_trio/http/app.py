@@ -13,6 +13,7 @@ from importlib import import_module
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast, final
 
+import outcome
 import trio
 
 from hermes_trio.base.line_limiter import LineLimiter
@@ -26,7 +27,8 @@ from hermes_trio.http.server import (
     read_body,
 )
 from hermes_trio.http.server.endings import EXCHANGE_EXTENSION
-from hermes_trio.runtime.errors import HostedElsewhere
+from hermes_trio.runtime.errors import HandledElsewhere
+from hermes_trio.store import StoreError
 
 from .api.admin import admin_routes
 from .api.approvals import approval_routes
@@ -40,7 +42,7 @@ from .api.responses import response_routes
 from .api.runs import run_routes
 from .api.sessions import session_routes
 from .api.tree import tree_routes
-from .auth import Principal, RequiredScope
+from .auth import Principal, RequiredScope, no_longer_valid
 from .core import ApiCore
 from .errors import ApiError, retry_after, translate
 from .headers import JSON_ANSWER, JSON_ANSWER_NAMES, Cors, with_security
@@ -52,7 +54,7 @@ from .signin import is_own_origin
 from .streams import StreamWriter
 
 if TYPE_CHECKING:
-    from hermes_trio.http.server import RemediedQuartTrio
+    from hermes_trio.http.server import FixedQuartTrio
 
 __all__ = ["ApiApp", "make_app", "standard_routes", "unavailable_app"]
 
@@ -63,6 +65,9 @@ T = TypeVar("T")
 
 REJOIN_SECONDS: Final = 2.0
 """The value of `Retry-After` while a node joins again."""
+
+SESSION_CHECK_SECONDS: Final = 15.0
+"""How often a stream checks whether its browser session is still valid."""
 
 
 def standard_routes(core: ApiCore) -> list[Route]:
@@ -116,14 +121,14 @@ class ApiApp:
         self._cors = Cors(core.server.cors_origins)
         self._routes = routes
         self._match = match_direct(routes)
-        self._quart: RemediedQuartTrio | None = None
+        self._quart: FixedQuartTrio | None = None
         self._passed: tuple[type[Exception], ...] = ()
         """Exceptions that Quart handles itself."""
         self._store_lines = LineLimiter()
         self._relay: Relay | None = Relay(core, self) if core.shared else None
 
     @property
-    def quart(self) -> RemediedQuartTrio:
+    def quart(self) -> FixedQuartTrio:
         """Return the Quart application. It is made on first use: a server that only chats never imports it."""
         if self._quart is None:
             from .quart_app import PASSED, make_quart
@@ -139,7 +144,7 @@ class ApiApp:
         await self.quart(cast("Any", scope), cast("Any", receive), cast("Any", send))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request. Cancellation means that the client has left, or that the server stops."""
+        """Answer one request. Cancellation means that the client has disconnected, or that the server stops."""
         if scope["type"] == "lifespan":
             await _live(receive, send)
             return
@@ -154,11 +159,9 @@ class ApiApp:
                 await self._admit(scope, receive, send)
 
     async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
-        origin: bytes | None = None
-        for name, value in scope["headers"]:
-            if name == b"origin":
-                origin = value
-                break
+        # From the last to the first, so that of two headers of one name the first stays.
+        headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))
+        origin = headers.get(b"origin")
         if origin is not None or scope["method"] == "OPTIONS":
             if origin is not None and scope["method"] != "OPTIONS" and self._is_own(scope, origin):
                 pass  # a page of this server: its cookie decides what it may do
@@ -176,9 +179,9 @@ class ApiApp:
         if found is None:
             await self._carry(scope, receive, send)
         elif EXCHANGE_EXTENSION in scope.get("extensions", ()):
-            await self._direct(found[0], found[1], scope, receive, send)
+            await self._direct(found[0], found[1], scope, receive, send, headers)
         else:
-            await self._watched(found[0], found[1], scope, receive, send)
+            await self._watched(found[0], found[1], scope, receive, send, headers)
 
     def _is_own(self, scope: Scope, origin: bytes) -> bool:
         """Return whether a request comes from a page of this server, opened under one of its names."""
@@ -186,22 +189,29 @@ class ApiApp:
         return is_own_origin(origin, host) and self._core.signin.knows_host_header(host or b"")
 
     async def _identify(self, request: Request) -> Principal:
-        """Return who makes a request: by its bearer key, else by its cookie, which is valid for pages of this server only."""
+        """Return who makes a request with a cookie: by its bearer key, else by the cookie, which is valid for pages of this server only."""
         core = self._core
-        if request.raw_header(b"authorization") is None and request.raw_header(b"cookie") is not None:
+        if request.raw_header(b"authorization") is None:
             found = await core.signin.find(request)
             if found is not None:
                 core.signin.check_page(request)
+                request.signed_in = True
                 return found[0]
         return await core.keyring.identify(request)
 
     async def _direct(
-        self, route: Route, params: Mapping[str, str], scope: Scope, receive: Receive, send: Send
+        self,
+        route: Route,
+        params: Mapping[str, str],
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        headers: dict[bytes, bytes],
     ) -> None:
-        """Answer in this task; the server cancels it when the client leaves."""
+        """Answer in this task; the server cancels it when the client disconnects."""
         began = perf_counter()
         core = self._core
-        request = Request(core, scope, partial(read_body, receive, core.limits.body_bytes), params)
+        request = Request(core, scope, partial(read_body, receive, core.limits.body_bytes), params, headers)
         status = 0
         try:
             answer = await self.answer(route, request)
@@ -221,9 +231,15 @@ class ApiApp:
                 core.metrics.left(route.name)
 
     async def _watched(
-        self, route: Route, params: Mapping[str, str], scope: Scope, receive: Receive, send: Send
+        self,
+        route: Route,
+        params: Mapping[str, str],
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        headers: dict[bytes, bytes],
     ) -> None:
-        """The same behind a server that reports only through `receive` that the client has left."""
+        """Answer like `_direct`, behind a server that reports a disconnected client only through `receive`: that cancels the handler."""
         body_read = trio.Event()
         if scope["method"] in ("GET", "HEAD"):
             # The handler reads no body, so no other task is in `receive`.
@@ -243,24 +259,32 @@ class ApiApp:
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(watch, nursery.cancel_scope)
-            await self._direct(route, params, scope, receiving, send)
+            await self._direct(route, params, scope, receiving, send, headers)
             nursery.cancel_scope.cancel()
 
     async def run_stream(
         self, route: Route, request: Request, stream: EventStream, writer: StreamWriter
     ) -> Response | None:
-        """Run a stream to its end; return a response that came in its place. Raises what cuts off a stream that has begun."""
+        """Run a stream to its end; return a response that came in its place. If it fails after the first bytes, raise the error, which cuts the stream off.
+
+        A stream that is only read is cut off when its reader's key expires or is revoked, or when its browser session ends.
+        """
+        reads = route.method == "GET" and route.access is not RequiredScope.OPEN and not request.relayed
+        work = partial(self._stream, route, request, stream, writer)
         try:
-            if self._relay is None:
-                await stream.run(writer)
+            if not reads:
+                answer = await work()
             else:
-                answer = await self._relayed(self._relay, route, request, partial(stream.run, writer))
-                if isinstance(answer, Response):
-                    return answer
-                if answer is not None:
-                    await answer.run(writer)
+                with self._core.keyring.while_valid(request.caller) as valid:
+                    answer = await self._while_signed_in(request, work, valid)
+                if valid.cancelled_caught:
+                    # The response stays incomplete, and the connection closes: a piece may have been sent in part.
+                    return None if writer.opened else error_response(no_longer_valid(), route.dialect)
+            if answer is not None:
+                return answer
         except Exception as error:
             told = translate(error)
+            failed = told is None
             if told is None:
                 logger.exception("%s failed", route.name)
                 told = internal_error()
@@ -269,9 +293,46 @@ class ApiApp:
             if not writer.opened:
                 return error_response(told, route.dialect)
             # The stream is cut off here: a client that sees no end knows that something went wrong.
-            raise
+            if failed or request.relayed:
+                raise
+            logger.warning("%s was cut off: %s", route.name, told)
+            return None
         await writer.close()
         return None
+
+    async def _stream(
+        self, route: Route, request: Request, stream: EventStream, writer: StreamWriter
+    ) -> Response | None:
+        """Write a stream, from here or from the node that has to write it; return a response that came in its place."""
+        if self._relay is None:
+            await stream.run(writer)
+            return None
+        answer = await self._relayed(self._relay, route, request, partial(stream.run, writer))
+        if isinstance(answer, EventStream):
+            await answer.run(writer)
+            return None
+        return answer
+
+    async def _while_signed_in(self, request: Request, work: Callable[[], Awaitable[T]], scope: trio.CancelScope) -> T:
+        """Return the result of `work`; cancel the scope when the browser session of the request has ended. One with a key has none."""
+        if not request.signed_in:
+            return await work()
+
+        async def watch() -> None:
+            while True:
+                await trio.sleep(SESSION_CHECK_SECONDS)
+                try:
+                    valid = await self._core.signin.find(request) is not None
+                except StoreError:
+                    continue
+                if not valid:
+                    scope.cancel()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(watch)
+            result = await outcome.acapture(work)
+            nursery.cancel_scope.cancel()
+        return result.unwrap()
 
     async def answer(self, route: Route, request: Request) -> HandlerResult:
         """Call a route's handler, after all checks; errors become responses."""
@@ -279,7 +340,8 @@ class ApiApp:
         try:
             check_length(request, core.limits.body_bytes)
             if route.access is not RequiredScope.OPEN:
-                caller = request.caller = await self._identify(request)
+                identify = core.keyring.identify if request.raw_header(b"cookie") is None else self._identify
+                caller = request.caller = await identify(request)
                 if not caller.may(route.access):
                     raise ApiError(
                         403,
@@ -295,7 +357,7 @@ class ApiApp:
         return await self.handle(route, request)
 
     async def handle(self, route: Route, request: Request) -> HandlerResult:
-        """Call a route's handler for an authorised caller, here or on the node that has the session; errors become responses."""
+        """Call a route's handler for an authorised caller, here or on the node that has to handle it; errors become responses."""
         try:
             if route.turns:
                 self._core.check_intake()
@@ -310,11 +372,11 @@ class ApiApp:
     async def _relayed(
         self, relay: Relay, route: Route, request: Request, work: Callable[[], Awaitable[T]]
     ) -> T | HandlerResult:
-        """Return the result of `work`, or the response of the node that has to do it. If that node is gone meanwhile, call `work` again here."""
+        """Return the result of `work`, or the response of the node that has to do it. If that node ends meanwhile, call `work` again here."""
         while True:
             try:
                 return await work()
-            except HostedElsewhere as error:
+            except HandledElsewhere as error:
                 elsewhere = error
             try:
                 return await relay.hand_on(route, request, elsewhere)
@@ -334,7 +396,7 @@ class ApiApp:
         return error_response(told, route.dialect)
 
     def _note_store(self, route: Route, error: Exception) -> None:
-        """Log what the client does not see about an unavailable store: its place, and the system's error."""
+        """Log what the client does not see about an unavailable store: where it is, and the error of the system."""
         left_out = self._store_lines.admit(trio.current_time())
         if left_out is not None:
             more = f" ({left_out} more failures were not logged)" if left_out else ""

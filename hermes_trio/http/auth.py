@@ -1,4 +1,4 @@
-"""Authentication: bearer keys, their scopes, and whose work each may see.
+"""Authentication: bearer keys, their scopes, and the tenant whose work each may see.
 
 Keys are compared by their SHA-256 digests, so that the time of a comparison reveals nothing about a key. The admin key comes from the configuration
 or from a file that only its owner can read; all others are in the store, as digests, each with scopes and a tenant. The keyring caches the keys that
@@ -11,7 +11,8 @@ import hmac
 import logging
 import os
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from enum import Enum
 from hashlib import sha256
 from ipaddress import ip_address
@@ -41,6 +42,7 @@ __all__ = [
     "is_loopback",
     "keep_key",
     "new_key",
+    "no_longer_valid",
 ]
 
 logger: Final = logging.getLogger("hermes_trio.http.auth")
@@ -49,7 +51,7 @@ MINIMUM_LENGTH: Final = 16
 PREFIX: Final = "ht-"
 MOST_REMEMBERED: Final = 10_000
 REMEMBERED_SECONDS: Final = 60.0
-"""How long a key is cached before the store is read again, which also records its use."""
+"""Seconds for which a key is cached before the store is read again, which also records its use."""
 
 PLACEHOLDERS: Final = frozenset(
     {
@@ -101,7 +103,7 @@ SCOPES: Final = tuple(
 
 
 class Principal(msgspec.Struct, frozen=True, kw_only=True):
-    """The holder of a key. `tenant` owns its work; an admin sees all tenants."""
+    """The holder of a key. Its work belongs to `tenant`; an admin sees the work of all tenants."""
 
     key_id: str
     name: str
@@ -133,22 +135,26 @@ def new_key() -> str:
 
 
 class Keyring:
-    """Finds the holder of a key. The store's signal of a revocation calls `forget`, so that a revoked key is refused from the next request on."""
+    """Finds the holder of a key. The store's signal of a revocation calls `forget`: a revoked key is refused from the next request on, and reads no stream
+    any more.
+    """
 
     def __init__(self, admin_key: str, store: KeyStore) -> None:
         self._admin_digest = sha256(admin_key.strip().encode()).digest()
         self.admin_mark = sha256(b"admin key of a browser session" + self._admin_digest).hexdigest()
-        """Distinguishes one admin key from another, and reveals nothing else about it."""
+        """A digest that changes with the admin key and does not reveal it."""
         self._store = store
         self._known: dict[bytes, tuple[Principal, float]] = {}
+        self._revoked: set[str] = set()
+        self._streams: dict[str, set[trio.CancelScope]] = {}
         self._refusals = LineLimiter()
 
     def now(self) -> float:
-        """Return the time by which keys and sign-ins expire."""
+        """Return the store's time, with which the expiry of keys and sign-ins is compared."""
         return self._store.now()
 
     async def identify(self, request: Request) -> Principal:
-        """Return the principal of a request. Raises 401. A cached key costs no checkpoint."""
+        """Return the principal of a request. Raises `ApiError` 401 for a missing, unknown or expired key. A cached key costs no checkpoint."""
         value = request.raw_header(b"authorization")
         token = value[7:].strip() if value is not None and value.startswith(b"Bearer ") else None
         if not token and value is None:
@@ -174,7 +180,7 @@ class Keyring:
         return caller
 
     async def find(self, secret: str) -> Principal | None:
-        """Return the holder of this key; None if it is not in force."""
+        """Return the holder of this key, or None if the key is unknown, expired or revoked."""
         secret = secret.strip()
         if hmac.compare_digest(sha256(secret.encode("utf-8", "surrogateescape")).digest(), self._admin_digest):
             return ADMIN
@@ -182,22 +188,43 @@ class Keyring:
         return None if row is None else _caller(row)
 
     async def find_by_id(self, key_id: str) -> Principal | None:
-        """Return the holder of the key with this id; None if it is not in force."""
+        """Return the holder of the key with this id, or None if the key is unknown, expired or revoked."""
         for row in await self._store.list_api_keys():
             if row.id == key_id and (row.expires_at is None or row.expires_at > self.now()):
                 return _caller(row)
         return None
 
+    @contextmanager
+    def while_valid(self, caller: Principal) -> Iterator[trio.CancelScope]:
+        """Run the body of the `with` in a cancel scope that is cancelled when the caller's key expires or is revoked."""
+        scope = trio.CancelScope()
+        if caller.expires_at is not None:
+            scope.deadline = trio.current_time() + max(0.0, caller.expires_at - self.now())
+        if caller.key_id in self._revoked:  # after the request was authorised
+            scope.cancel()
+        open_streams = self._streams.setdefault(caller.key_id, set())
+        open_streams.add(scope)
+        try:
+            with scope:
+                yield scope
+        finally:
+            open_streams.discard(scope)
+            if not open_streams:
+                self._streams.pop(caller.key_id, None)
+
     def forget(self, key_id: str) -> None:
-        """Drop a revoked key from the cache."""
+        """Drop a revoked key from the cache, and cancel the streams that it reads."""
         self._known = {digest: known for digest, known in self._known.items() if known[0].key_id != key_id}
+        self._revoked.add(key_id)
+        for scope in self._streams.get(key_id, ()):
+            scope.cancel()
 
     def _refuse(self, request: Request, why: str, token: bytes = b"") -> ApiError:
         left_out = self._refusals.admit(trio.current_time())
         if left_out is not None:
             client = request.scope.get("client")
             logger.warning(
-                "refused %s: peer=%s forwarded_for=%s method=%s path=%s agent=%s%s",
+                "refused a request with %s: peer=%s forwarded_for=%s method=%s path=%s agent=%s%s",
                 why,
                 client[0] if client else "-",
                 _shown(request.header(b"x-forwarded-for")),
@@ -208,12 +235,22 @@ class Keyring:
             )
         return ApiError(
             401,
-            f"Incorrect API key provided: {_masked(token)}. The server's own is in its key file; `hermes-trio keys add` makes more."
+            f"Incorrect API key provided: {_masked(token)}. The admin key is in the server's configuration or key file; `hermes-trio keys add` makes more keys."
             if token
             else "You didn't provide an API key. Send it in the Authorization header, after the word Bearer, or as x-api-key.",
             code="invalid_api_key",
             headers=((b"www-authenticate", b"Bearer"),),
         )
+
+
+def no_longer_valid() -> ApiError:
+    """Return 401 for a caller whose key or browser session has ended since its request was authorised."""
+    return ApiError(
+        401,
+        "The key or the browser session of this request is no longer valid.",
+        code="invalid_api_key",
+        headers=((b"www-authenticate", b"Bearer"),),
+    )
 
 
 def _masked(token: bytes) -> str:
@@ -263,7 +300,7 @@ def check_key(key: str) -> str:
 
 
 class AdminKey(RedactedStruct, frozen=True):
-    """The admin key of a server. `path` is its file, unless it was configured; `made` says that it is new, and that `keep_key` writes it there."""
+    """The admin key of a server. `path` is its file, unless it was configured; `made` is true for a new key, which `keep_key` has to write there."""
 
     hidden: ClassVar[tuple[str, ...]] = ("value",)
     value: str
@@ -275,7 +312,7 @@ def admin_key(configured: str, home: Path, hosts: Iterable[str]) -> AdminKey:
     """Return the configured key, else the one in the home directory's key file, else a new one, which `keep_key` writes there once the server
     listens.
 
-    A key that was not configured serves loopback addresses only.
+    Raises `UnsafeKey` if the key is weak, and if a host is not a loopback address and no key is configured.
     """
     if configured.strip():
         return AdminKey(check_key(configured))
@@ -291,12 +328,12 @@ def admin_key(configured: str, home: Path, hosts: Iterable[str]) -> AdminKey:
     except FileNotFoundError:
         pass
     except UnicodeDecodeError:
-        raise UnsafeKey(f"{path} does not hold a key; remove it, and a new one is made") from None
+        raise UnsafeKey(f"{path} does not contain a key; remove the file, and the next start makes a new one") from None
     return AdminKey(new_key(), path, made=True)
 
 
 def keep_key(key: AdminKey) -> None:
-    """Write a new key to its file, with mode 0600; do nothing for any other key. Raises `OSError`, and `FileExistsError` if another start was faster."""
+    """Write a new key to its file, with mode 0600; do nothing for any other key. Raises `OSError`, and `FileExistsError` if another process has written one."""
     if not key.made or key.path is None:
         return
     descriptor = os.open(key.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Final, Protocol
 
@@ -18,10 +19,11 @@ from hermes_trio.runtime.admission import SessionLocks
 from hermes_trio.runtime.errors import Draining
 from hermes_trio.runtime.ids import Ids
 from hermes_trio.runtime.membership import Membership
-from hermes_trio.runtime.neighbours import Neighbours
-from hermes_trio.runtime.outcome import Cause, StopReceipt
+from hermes_trio.runtime.outcome import Cause
+from hermes_trio.runtime.peers import Peers, all_of
 from hermes_trio.runtime.ports import KEY_TOPIC, NodeRequest
 from hermes_trio.runtime.stateless import StatelessEntry
+from hermes_trio.runtime.stop_receipt import StopReceipt
 from hermes_trio.runtime.supervisor import Supervisor
 from hermes_trio.runtime.tree import Tree
 from hermes_trio.store.ports import Store
@@ -64,7 +66,7 @@ class RuntimePort(Protocol):
     def membership(self) -> Membership: ...
 
     @property
-    def neighbours(self) -> Neighbours: ...
+    def peers(self) -> Peers: ...
 
     @property
     def draining(self) -> bool: ...
@@ -171,7 +173,7 @@ NO_SERVICES: Final = ApiServices()
 
 SHOW_RESPONSE: Final = "response"
 SHOW_SECONDS: Final = 2.0
-"""How long another node may take to show a response that it is making."""
+"""Seconds that another node may take to return a response in progress."""
 
 
 class ApiCore:
@@ -205,7 +207,7 @@ class ApiCore:
             limits.requests_per_minute, limits.burst, runtime.membership if store.lease_seconds > 0 else None
         )
         self.readers = ReaderLimit(limits.event_readers)
-        self.turns = ApiTurns(runtime.stateless, store, limits)
+        self.turns = ApiTurns(runtime.stateless, store, limits, store.node_name if self.shared else "")
         self.replies = IdempotentReplies(store, runtime.membership)
         self.metrics = Metrics(self)
         self.load = LoadHistory()
@@ -216,7 +218,7 @@ class ApiCore:
         """Responses in progress: tenant and body, by id."""
         if self.shared:
             self._shown = runtime.membership.answering(SHOW_RESPONSE, self._show_response)
-            self._shown.__enter__()  # for as long as the node is one
+            self._shown.__enter__()  # for as long as this process is a node
 
     async def _show_response(self, asked: NodeRequest) -> Mapping[str, Any]:
         """Return the tenant and the body of a response that is being made here, for another node that was asked for it."""
@@ -231,12 +233,11 @@ class ApiCore:
             answer = await self.runtime.membership.ask(node, SHOW_RESPONSE, response_id, seconds=SHOW_SECONDS)
             if answer is not None and "body" in answer.value:
                 found.append((answer.value["tenant"], answer.value["body"].encode()))
-                nursery.cancel_scope.cancel()
+                enough.cancel()
 
         others = [node.incarnation for node in await self.store.list_nodes() if node.incarnation != self.store.owner]
-        async with trio.open_nursery() as nursery:
-            for node in others:
-                nursery.start_soon(ask, node)
+        with trio.CancelScope() as enough:
+            await all_of([partial(ask, node) for node in others])
         return found[0] if found else None
 
     @property

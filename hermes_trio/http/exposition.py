@@ -22,7 +22,7 @@ _BOUNDS: Final = (*(str(float(bucket)) for bucket in BUCKETS), "+Inf")
 
 
 class _Counted(Collector):
-    """The counters since the start."""
+    """Collects the counters since the server started."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
@@ -31,14 +31,14 @@ class _Counted(Collector):
         """Yield the counters and the histogram."""
         metrics = self._metrics
         answers = CounterMetricFamily(
-            "hermes_http_requests", "Answers, by route and status.", labels=["route", "status"]
+            "hermes_http_requests", "Responses, by route and status.", labels=["route", "status"]
         )
         for (route, status), count in metrics.answers.items():
             answers.add_metric([route, str(status)], count)
         yield answers
         histogram = HistogramMetricFamily(
             "hermes_http_request_seconds",
-            "Seconds until the answer (or the end of a stream), by route.",
+            "Seconds until the response (or the end of a stream), by route.",
             labels=["route"],
         )
         for route, buckets in metrics.buckets.items():
@@ -49,29 +49,29 @@ class _Counted(Collector):
                 rows.append((bound, total))
             histogram.add_metric([route], rows, metrics.seconds[route])
         yield histogram
-        refused = CounterMetricFamily(
-            "hermes_http_refused", "Requests refused before a route saw them.", labels=["reason"]
-        )
+        refused = CounterMetricFamily("hermes_http_refused", "Requests refused before routing.", labels=["reason"])
         for reason, count in metrics.refusals.items():
             refused.add_metric([reason], count)
         yield refused
-        left = CounterMetricFamily("hermes_http_client_left", "Requests whose client left first.", labels=["route"])
-        for route, count in metrics.departures.items():
+        left = CounterMetricFamily(
+            "hermes_http_client_left", "Requests whose client disconnected before the response.", labels=["route"]
+        )
+        for route, count in metrics.disconnects.items():
             left.add_metric([route], count)
         yield left
         yield CounterMetricFamily(
-            "hermes_http_relayed", "Requests handed to the node that has their session.", value=metrics.relayed
+            "hermes_http_relayed", "Requests relayed to the node that has their session.", value=metrics.relayed
         )
 
 
 class _Live(Collector):
-    """Gauges of the present state."""
+    """Collects gauges of the current state."""
 
     def __init__(self, core: ApiCore) -> None:
         self._core = core
 
     def collect(self) -> Iterator[Metric]:
-        """Read the tree and the limiter, in one step without a checkpoint."""
+        """Yield the gauges. They are read without a checkpoint, so they agree with each other."""
         host = self._core.runtime
         yield GaugeMetricFamily("hermes_turns_active", "Turns that hold a limiter token.", value=host.stateless.active)
         yield GaugeMetricFamily("hermes_draining", "1 while new work is refused.", value=int(host.draining))
@@ -98,8 +98,8 @@ class _Live(Collector):
         gauges = [
             GaugeMetricFamily(f"hermes_node_{name}", words, labels=["node", "incarnation"])
             for name, words in (
-                ("lease_seconds", "What is left of the lease of a node; below 0 it has expired."),
-                ("turns", "Turns of a node."),
+                ("lease_seconds", "Seconds until the lease of a node expires; negative if it has expired."),
+                ("turns", "Running turns of a node."),
                 ("jobs", "Jobs of a node."),
                 ("sessions", "Sessions that are bound to a node by their shells and files."),
             )

@@ -1,7 +1,7 @@
 """`Idempotency-Key` on requests: the first request works, later ones get its response, byte for byte.
 
 A key belongs to a tenant, a route and a session; with another body it is a conflict. The response is committed with its turn, so that a crash cannot
-separate the two. Requests that arrive while the first one works wait for it; if it fails or its client leaves, the next one takes over.
+separate the two. Requests that arrive while the first one works wait for it; if it fails or its client disconnects, the next one takes over.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class IdempotentReplies:
             event = trio.Event()
             self._working[name] = (fingerprint, event)
             try:
-                # Another node may be working on the same key: its reply is written before it lets go.
+                # Another node may be working on the same key: its reply is written before it releases the key.
                 async with self._membership.holding(f"idempotency {fingerprint_of(repr(name).encode())}"):
                     found = await self._store.get_reply(tenant, route, key, fingerprint)
                     if found is not None:

@@ -118,7 +118,7 @@ def session_key_header(request: Request) -> str:
 
 
 def detaches(request: Request) -> bool:
-    """Return whether the turn of a request continues as a run when its client leaves: `X-Hermes-On-Disconnect`, else `server.on_disconnect`."""
+    """Return whether the turn of a request continues as a run when its client disconnects: `X-Hermes-On-Disconnect`, else `server.on_disconnect`."""
     value = request.raw_header(b"x-hermes-on-disconnect")
     if value is None:
         return request.core.server.on_disconnect == "detach"

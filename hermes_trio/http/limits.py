@@ -87,7 +87,7 @@ class RateLimiter:
             self._shared.spend(key_id)
 
     def _bucket(self, key_id: str) -> _Bucket:
-        """The bucket of a key, filled up to now."""
+        """Return the bucket of a key, filled up to now."""
         now = trio.current_time()
         bucket = self._buckets.pop(key_id, None)
         if bucket is None:

@@ -1,7 +1,7 @@
 """The load of the last minutes: a sample every two seconds, for pages that are opened later.
 
-Bounded, and counts only: nodes by kind, responses a second, how late the loop was, replies that wait. `sample_load` runs inside the receiver of the
-server, and not on a virtual clock, whose time a timer would move.
+The history is bounded and has counts only: nodes by kind, responses a second, the lag of the loop, waiting replies. `sample_load` runs inside the
+server's receiver. It does nothing on a virtual clock, because its timer would advance that clock.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ __all__ = ["LoadHistory", "LoadSample", "sample_load"]
 EVERY_SECONDS: Final = 2.0
 KEPT: Final = 180
 STORE_EVERY: Final = 5
-"""The number of samples for which a count of the store is reused: it costs a read."""
+"""The store is read for one sample of this many; the others reuse its last count."""
 
 STORE_SECONDS: Final = 1.0
-"""How long a sample waits for the store."""
+"""Seconds that a sample waits for the store."""
 
 
 class LoadSample(msgspec.Struct, frozen=True):
-    """One sample. `number` counts them; `late` is by how many milliseconds the loop was late."""
+    """One sample. `number` increases by one with each; `requests` is a rate per second, `late` the lag of the loop in milliseconds."""
 
     number: int
     kinds: dict[str, int]
@@ -49,11 +49,11 @@ class LoadHistory:
         self._outbox = 0
 
     def after(self, number: int) -> list[LoadSample]:
-        """Return the samples after a number, the oldest first."""
+        """Return the samples whose number is above `number`, the oldest first."""
         return [one for one in self._samples if one.number > number]
 
     async def take(self, core: ApiCore, seconds: float, late: float) -> None:
-        """Take a sample of the last `seconds`. If the store does not answer, its count stays."""
+        """Take a sample of the last `seconds`. If reading the store fails or takes too long, reuse its last count."""
         if self._number % STORE_EVERY == 0:
             with trio.move_on_after(STORE_SECONDS), suppress(Exception):
                 self._outbox = (await core.store.backlog()).get("outbox", 0)
@@ -68,7 +68,7 @@ class LoadHistory:
 
 
 async def sample_load(core: ApiCore) -> None:
-    """Sample the load until cancelled."""
+    """Take a sample every `EVERY_SECONDS` until cancelled. Returns at once on a virtual clock."""
     if virtual_clock_of(trio.lowlevel.current_clock()) is not None:
         return
     last = trio.current_time()

@@ -29,7 +29,7 @@ class Metrics:
         self.buckets: dict[str, list[int]] = {}
         self.seconds: dict[str, float] = {}
         self.refusals: dict[str, int] = {}
-        self.departures: dict[str, int] = {}
+        self.disconnects: dict[str, int] = {}
         self.relayed: int = 0
         """Requests that were relayed to the node that has their session."""
 
@@ -49,8 +49,8 @@ class Metrics:
         self.refusals[reason] = self.refusals.get(reason, 0) + 1
 
     def left(self, route: str) -> None:
-        """Count a client that left before its response was complete."""
-        self.departures[route] = self.departures.get(route, 0) + 1
+        """Count a client that disconnected before its response was complete."""
+        self.disconnects[route] = self.disconnects.get(route, 0) + 1
 
     def render(self) -> bytes:
         """Return the text for Prometheus, taken in one step without a checkpoint."""

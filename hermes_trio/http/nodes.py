@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from .auth import Principal
     from .core import ApiCore
 
-__all__ = ["NodeBody", "node_bodies"]
+__all__ = ["NodeBody", "node_bodies", "still_answers"]
 
 ANSWERS: Final = 0.5
 """The part of its lease that a node that answers has left: it renews the lease three times in that time."""
@@ -39,8 +39,13 @@ class NodeBody(msgspec.Struct):
     runs: list[str] | msgspec.UnsetType = msgspec.UNSET
 
 
+def still_answers(core: ApiCore, row: NodeRow) -> bool:
+    """Return whether a node has renewed its lease in time."""
+    return row.expires_at - core.store.now() > ANSWERS * core.store.lease_seconds
+
+
 def node_bodies(core: ApiCore, rows: Sequence[NodeRow], caller: Principal) -> list[NodeBody]:
-    """What this caller may see of these nodes, the oldest first."""
+    """Return what this caller may see of these nodes, the oldest first."""
     store = core.store
     now = store.now()
     return [
@@ -50,7 +55,7 @@ def node_bodies(core: ApiCore, rows: Sequence[NodeRow], caller: Principal) -> li
             here=row.incarnation == store.owner,
             age_seconds=round(now - row.started_at, 1),
             lease_seconds=round(row.expires_at - now, 1),
-            answers=row.expires_at - now > ANSWERS * store.lease_seconds,
+            answers=still_answers(core, row),
             turns=row.info.get("turns", 0),
             jobs=row.info.get("jobs", 0),
             sessions=row.hosted,

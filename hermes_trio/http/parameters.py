@@ -6,14 +6,12 @@ The tables are closed: a parameter that is not in them is a 400 that names it, a
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from enum import Enum
 from typing import Any, Final, TypeVar, cast
 
 import msgspec
 
-from hermes_trio.agent.model import ToolChoice, ToolSpec
 from hermes_trio.http.server import InvalidJSON, decode_json
 
 from .errors import ApiError
@@ -25,14 +23,10 @@ __all__ = [
     "RESPONSES_PARAMETERS",
     "ParameterClass",
     "RequestParameter",
-    "chat_choice",
-    "chat_tools",
     "check_parameters",
     "format_option",
-    "function_tools",
     "number_option",
     "read_plain_or_full",
-    "response_choice",
     "stop_option",
     "whole_option",
     "word_option",
@@ -40,10 +34,7 @@ __all__ = [
 
 T = TypeVar("T", bound=msgspec.Struct)
 
-MOST_TOOLS: Final = 128
 MOST_STOPS: Final = 16
-_TOOL_NAME: Final = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
-"""The names of tools that model providers accept, and a little more."""
 
 
 class ParameterClass(Enum):
@@ -100,7 +91,7 @@ CHAT_PARAMETERS: Final[Mapping[str, RequestParameter]] = {
     **_SAMPLING,
     "max_tokens": _honoured("the limit of each model call"),
     "max_completion_tokens": _honoured("the same; goes before `max_tokens`"),
-    "stop": _honoured("forwarded; a text or up to 16"),
+    "stop": _honoured("forwarded; a string or up to 16"),
     "seed": _honoured("forwarded where the model takes it (not Anthropic's)"),
     "reasoning_effort": _honoured("forwarded; Anthropic's models get it as `output_config.effort`"),
     "verbosity": _honoured("forwarded where the model takes it (not Anthropic's)"),
@@ -125,7 +116,7 @@ CHAT_PARAMETERS: Final[Mapping[str, RequestParameter]] = {
 """`POST /v1/chat/completions`."""
 
 RESPONSES_PARAMETERS: Final[Mapping[str, RequestParameter]] = {
-    "input": _honoured("a text, or a list of messages and items, `function_call_output` among them"),
+    "input": _honoured("a string, or a list of messages and items, `function_call_output` among them"),
     "instructions": _honoured("the system prompt; inherited along `previous_response_id`"),
     "model": _honoured("a name of `/v1/models`; any other name gets the default model"),
     "previous_response_id": _honoured("continue that response"),
@@ -162,7 +153,7 @@ MESSAGES_PARAMETERS: Final[Mapping[str, RequestParameter]] = {
     "messages": _honoured("the conversation; `tool_result` blocks bring the results of client tools"),
     "model": _honoured("a name of `/v1/models`; any other name gets the default model"),
     "max_tokens": _honoured("required; the limit of each model call"),
-    "system": _honoured("a text or text blocks: the system prompt"),
+    "system": _honoured("a string or text blocks: the system prompt"),
     "stream": _honoured("events instead of one answer"),
     "tools": _honoured("client tools with an `input_schema`, beside the server's"),
     "tool_choice": _honoured(
@@ -255,7 +246,7 @@ def stop_option(value: Any, param: str) -> tuple[str, ...]:
         return ()
     found = [value] if isinstance(value, str) else value
     if not isinstance(found, list):
-        raise ApiError(400, f"{param} must be a text or a list of texts.", code="invalid_value", param=param)
+        raise ApiError(400, f"{param} must be a string or a list of strings.", code="invalid_value", param=param)
     texts = cast("list[Any]", found)
     if len(texts) > MOST_STOPS or any(not isinstance(text, str) or not text for text in texts):
         raise ApiError(
@@ -289,124 +280,3 @@ def format_option(value: Any, param: str, *, flat: bool) -> Mapping[str, Any] | 
     if not isinstance(described.get("name"), str):
         described = {**described, "name": "answer"}
     return {"type": "json_schema", "json_schema": described}
-
-
-# -- tools -----------------------------------------------------------------------------------------------------------------------
-
-
-def _entries(value: Any, param: str) -> list[dict[str, Any]]:
-    if value is None:
-        return []
-    if not isinstance(value, list) or len(cast("list[Any]", value)) > MOST_TOOLS:
-        raise ApiError(400, f"{param} must be a list of at most {MOST_TOOLS} tools.", code="invalid_value", param=param)
-    for number, entry in enumerate(cast("list[Any]", value)):
-        if not isinstance(entry, dict):
-            raise ApiError(
-                400, f"{param}[{number}] must be an object.", code="invalid_value", param=f"{param}[{number}]"
-            )
-    return cast("list[dict[str, Any]]", value)
-
-
-def _spec(entry: Mapping[str, Any], param: str, schema: str) -> ToolSpec:
-    name, description = entry.get("name"), entry.get("description")
-    if not isinstance(name, str) or _TOOL_NAME.fullmatch(name) is None:
-        raise ApiError(
-            400,
-            f"{param}.name must be 1 to 128 letters, digits, '_', '-', '.' or ':'.",
-            code="invalid_value",
-            param=f"{param}.name",
-        )
-    parameters = entry.get(schema)
-    if parameters is not None and not isinstance(parameters, dict):
-        raise ApiError(400, f"{param}.{schema} must be a JSON schema.", code="invalid_value", param=f"{param}.{schema}")
-    strict = entry.get("strict")
-    return ToolSpec(
-        name=name,
-        description=description if isinstance(description, str) else "",
-        parameters=cast("dict[str, Any]", parameters) or {"type": "object", "properties": {}},
-        strict=strict if isinstance(strict, bool) else None,
-    )
-
-
-def _unique(tools: list[ToolSpec], param: str) -> tuple[ToolSpec, ...]:
-    names = [tool.name for tool in tools]
-    for number, name in enumerate(names):
-        if name in names[:number]:
-            raise ApiError(
-                400, f"{param} has two tools named {name!r}.", code="invalid_value", param=f"{param}[{number}].name"
-            )
-    return tuple(tools)
-
-
-def _only_functions(entry: Mapping[str, Any], param: str) -> None:
-    if entry.get("type") != "function":
-        raise ApiError(
-            400,
-            f"{param}.type is {entry.get('type')!r}; only tools of type 'function' are supported here.",
-            code="unsupported_parameter",
-            param=f"{param}.type",
-        )
-
-
-def chat_tools(value: Any) -> tuple[ToolSpec, ...]:
-    """Parse `tools` of a chat completion."""
-    found: list[ToolSpec] = []
-    for number, entry in enumerate(_entries(value, "tools")):
-        where = f"tools[{number}]"
-        _only_functions(entry, where)
-        function: Any = entry.get("function")
-        if not isinstance(function, dict):
-            raise ApiError(400, f"{where}.function must be an object.", code="invalid_value", param=f"{where}.function")
-        found.append(_spec(cast("dict[str, Any]", function), f"{where}.function", "parameters"))
-    return _unique(found, "tools")
-
-
-def function_tools(value: Any, schema: str = "parameters") -> tuple[ToolSpec, ...]:
-    """Parse `tools` of a response (`schema` is `parameters`) or of a message (`input_schema`)."""
-    found: list[ToolSpec] = []
-    for number, entry in enumerate(_entries(value, "tools")):
-        where = f"tools[{number}]"
-        if schema == "parameters":
-            _only_functions(entry, where)
-        elif entry.get("type") not in (None, "custom"):
-            raise ApiError(
-                400,
-                f"{where}.type is {entry.get('type')!r}; only custom tools are supported here.",
-                code="unsupported_parameter",
-                param=f"{where}.type",
-            )
-        found.append(_spec(entry, where, schema))
-    return _unique(found, "tools")
-
-
-def _choice(value: Any, parallel: Any, name: Any) -> ToolChoice | None:
-    if parallel is not None and not isinstance(parallel, bool):
-        raise ApiError(400, "parallel_tool_calls must be a boolean.", code="invalid_value", param="parallel_tool_calls")
-    if value is None:
-        return None if parallel is None else ToolChoice(parallel=parallel)
-    if isinstance(value, str):
-        if value in ("auto", "none", "required"):
-            return ToolChoice(mode=value, parallel=parallel)
-    elif isinstance(name, str) and name:
-        return ToolChoice(mode="tool", name=name, parallel=parallel)
-    raise ApiError(
-        400,
-        "tool_choice must be auto, none, required, or an object of type 'function' that names a function.",
-        code="invalid_value",
-        param="tool_choice",
-    )
-
-
-def chat_choice(value: Any, parallel: Any) -> ToolChoice | None:
-    """Parse `tool_choice` and `parallel_tool_calls` of a chat completion."""
-    table = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
-    function: Any = table.get("function") if table.get("type") == "function" else None
-    return _choice(
-        value, parallel, cast("dict[str, Any]", function).get("name") if isinstance(function, dict) else None
-    )
-
-
-def response_choice(value: Any, parallel: Any) -> ToolChoice | None:
-    """Parse `tool_choice` and `parallel_tool_calls` of a response."""
-    table = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
-    return _choice(value, parallel, table.get("name") if table.get("type") == "function" else None)

@@ -14,7 +14,7 @@ from quart import Response as QuartResponse
 from quart import request as quart_request
 from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
 
-from hermes_trio.http.server import BodyTooLarge, RemediedQuartTrio, Scope
+from hermes_trio.http.server import BodyTooLarge, FixedQuartTrio, Scope
 
 from .app import ApiApp, error_response, headers_of, internal_error
 from .errors import ApiError
@@ -29,12 +29,12 @@ __all__ = ["PASSED", "make_quart"]
 logger: Final = logging.getLogger("hermes_trio.http")
 
 PASSED: Final = (HTTPException,)
-"""Exceptions that Quart raises for its own error handlers."""
+"""Exceptions that are left to Quart's error handlers."""
 
 
-def make_quart(app: ApiApp, core: ApiCore, routes: list[Route]) -> RemediedQuartTrio:
-    """Return the Quart application of an `ApiApp`."""
-    quart = RemediedQuartTrio("hermes_trio.http", static_folder=None)
+def make_quart(app: ApiApp, core: ApiCore, routes: list[Route]) -> FixedQuartTrio:
+    """Return a Quart application that passes each route's requests to `app`."""
+    quart = FixedQuartTrio("hermes_trio.http", static_folder=None)
     quart.config["MAX_CONTENT_LENGTH"] = core.limits.body_bytes
     quart.config["PROVIDE_AUTOMATIC_OPTIONS"] = False
     quart.url_map.strict_slashes = False
@@ -61,7 +61,7 @@ def _view(app: ApiApp, core: ApiCore, route: Route) -> Callable[..., Awaitable[Q
         request = Request(core, cast("Scope", quart_request.scope), _quart_body, params)
         answer = await app.answer(route, request)
         if type(answer) is EventStream:
-            # Only a HEAD comes here: streams are served in front of Quart.
+            # Only a HEAD request gets here: `ApiApp` serves streams without Quart.
             answer = Response(b"", media=b"text/event-stream")
         core.metrics.answered(route.name, answer.status, perf_counter() - began)
         return _to_quart(answer)
@@ -79,12 +79,12 @@ def _to_quart(response: Response) -> QuartResponse:
 
 
 def _what_to_change(path: str) -> str:
-    """Return advice for a client whose base URL is wrong."""
+    """Return the message for an unknown path, with advice if the client's base URL seems to be wrong."""
     if path.startswith("/v1/v1/"):
         return "There is nothing at this path: set the client's base URL without /v1, which it adds by itself."
     if path in _UNPREFIXED:
-        return f"There is nothing at this path: add /v1 to the client's base_url, so that it asks for /v1{path}."
-    return "There is nothing at this path; GET /openapi.json lists what there is."
+        return f"There is nothing at this path: add /v1 to the client's base_url, so that it requests /v1{path}."
+    return "There is nothing at this path; GET /openapi.json lists the routes."
 
 
 _UNPREFIXED: Final = frozenset(
@@ -100,12 +100,13 @@ async def _routing_error(error: HTTPException) -> QuartResponse:
     elif status == 405:
         allow = ", ".join(sorted(getattr(error, "valid_methods", None) or ()))
         headers = ((b"allow", allow.encode()),)
-        told = ApiError(405, f"This path takes {allow}.", code="method_not_allowed", headers=headers)
+        told = ApiError(405, f"This path accepts {allow}.", code="method_not_allowed", headers=headers)
     else:
         told = ApiError(status, error.description or error.name)
     return _to_quart(error_response(told))
 
 
 async def _unexpected_error(error: Exception) -> QuartResponse:
-    logger.error("a request failed", exc_info=error)
+    rule = quart_request.url_rule
+    logger.error("%s failed in Quart", "an unknown route" if rule is None else rule.rule, exc_info=error)
     return _to_quart(error_response(internal_error()))

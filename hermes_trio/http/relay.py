@@ -1,9 +1,9 @@
-"""Relays requests whose turn has to run on another node: the node handles the whole request, and its response is returned here.
+"""Relays requests that another node has to handle: the node handles the whole request, and its response is returned here.
 
-A session is bound to the node that has its shell, its files or its jobs. The node that received a request finds that out when it is about to start
-the turn, before anything has happened. It sends the request to the other node, which calls the same handler, and reads the response piece by piece,
-with one membership request each. A client that leaves is reported to the other node, and a node that dies counts as a client that has left. Keys and
-cookies are not sent; the principal is.
+A session is bound to the node that has its shell, its files or its jobs, and a tree is known to its own node. The node that received a request finds
+that out before anything has happened, for a turn when it is about to start. It sends the request to the other node, which calls the same handler,
+and reads the response piece by piece, with one membership request each. A client that disconnects is reported to the other node, and a node that ends
+counts as a client that has disconnected. Keys and cookies are not sent; the principal is.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ import logging
 from base64 import b64decode, b64encode
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import ExitStack
+from math import inf
 from typing import TYPE_CHECKING, Any, Final, Protocol, final
 
 import msgspec
 import trio
 
 from hermes_trio.http.server import Message, Scope
-from hermes_trio.runtime.errors import HostedElsewhere
+from hermes_trio.runtime.errors import HandledElsewhere
 from hermes_trio.runtime.hosts import running_here
 from hermes_trio.runtime.ports import NODE_TOPIC, NodeAnswer, NodeRequest
 from hermes_trio.store import StoreError
@@ -47,8 +48,8 @@ ANSWER_SECONDS: Final = 10.0
 JOIN_SECONDS: Final = 0.05
 """Pieces of a stream that arrive within this time are sent together."""
 PIECE_BYTES: Final = 512 * 1024
-KEPT_SECONDS: Final = 120.0
-"""How long a response that is not read to its end is kept."""
+KEPT_SECONDS: Final = 600.0
+"""How long a request is handled, and its response kept, after the other node has last asked for a piece. A slow reader may take minutes for one."""
 LOOK_SECONDS: Final = 60.0
 STORE_TRIES: Final = 10
 STORE_PAUSE: Final = 0.5
@@ -58,7 +59,7 @@ _KEPT_BACK: Final = frozenset({b"authorization", b"cookie", b"x-api-key", b"prox
 
 
 class HostGone(Exception):
-    """Raised if the node that a request was to be relayed to is gone. Nothing was begun there."""
+    """Raised if the node that a request was to be relayed to has ended. Nothing was begun there."""
 
 
 class RelayingApp(Protocol):
@@ -99,7 +100,11 @@ def _headers(pairs: Any) -> list[tuple[str, str]]:
 
 @final
 class _Exchange:
-    """A request of another node that is handled here. `data` is its response from offset `start` on."""
+    """A request of another node that is handled here. `data` is its response from offset `start` on.
+
+    `scope` ends it as if its client had left, also when the other node has not asked for a piece for `KEPT_SECONDS`: it may have failed to say that its client
+    has left.
+    """
 
     def __init__(self) -> None:
         self.head: AnswerHead | None = None
@@ -110,6 +115,7 @@ class _Exchange:
         self.scope = trio.CancelScope()
         self.read = trio.Event()
         self._changed = trio.Event()
+        self._asking = 0
 
     async def send(self, message: Message) -> None:
         """Append a message of a stream to the response, as a connection sends it."""
@@ -128,6 +134,16 @@ class _Exchange:
 
     async def piece(self, after: int) -> AnswerPiece:
         """Return the data from offset `after` on, and drop the data before it. Without data the piece is empty after a while."""
+        self._asking += 1
+        self.scope.deadline = inf
+        try:
+            return await self._piece(after)
+        finally:
+            self._asking -= 1
+            if not self._asking:
+                self.scope.deadline = trio.current_time() + KEPT_SECONDS
+
+    async def _piece(self, after: int) -> AnswerPiece:
         del self.data[: max(0, after - self.start)]
         self.start = max(self.start, after)
         with trio.move_on_after(POLL_SECONDS):
@@ -158,10 +174,10 @@ class Relay:
 
     # -- the node that a request came in on --------------------------------------------------------------------------------------
 
-    async def hand_on(self, route: Route, request: Request, elsewhere: HostedElsewhere) -> HandlerResult:
+    async def hand_on(self, route: Route, request: Request, elsewhere: HandledElsewhere) -> HandlerResult:
         """Return the response of another node to a request. Raises `HostGone` if that node is gone, and 503 if it does not answer.
 
-        Cancelling it means that the client has left; the other node is told.
+        Cancelling it means that the client has disconnected; the other node is told.
         """
         core = self._core
         exchange = core.ids.make("relay_", 16)
@@ -191,7 +207,10 @@ class Relay:
             first = piece
 
             async def run(writer: StreamWriter) -> None:
-                await self._following(node, exchange, lambda: self._copy(node, exchange, first, writer))
+                async def copy() -> None:
+                    await self._copy(node, exchange, first, writer)
+
+                await self._following(node, exchange, copy)
 
             return EventStream(run)
         body = bytearray(b64decode(piece.data))
@@ -201,6 +220,7 @@ class Relay:
         return Response(bytes(body), head.status, head.pairs(), head.media.encode("latin-1"))
 
     async def _copy(self, node: str, exchange: str, piece: AnswerPiece, writer: StreamWriter) -> None:
+        """Write a stream of another node until it ends."""
         assert piece.head is not None
         data = b64decode(piece.data)
         await writer.open(data, piece.head.pairs())
@@ -216,7 +236,7 @@ class Relay:
             raise _unanswered(node)
 
     async def _following(self, node: str, exchange: str, work: Callable[[], Awaitable[Any]]) -> Any:
-        """Run `work`; if it is cancelled, tell the other node that the client has left."""
+        """Run `work`; if it is cancelled, tell the other node that the client has disconnected."""
         followed = False
         try:
             result = await work()
@@ -224,13 +244,19 @@ class Relay:
             return result
         finally:
             if not followed:
-                with trio.CancelScope(shield=True, deadline=trio.current_time() + LEAVE_SECONDS):
-                    try:
-                        await self._core.runtime.membership.ask(node, LEAVE, exchange, seconds=0)
-                    except Exception as error:
-                        logger.warning(
-                            "could not tell node %s that a client has left; its turn goes on: %s", node[:8], error
-                        )
+                await self._leave(node, exchange)  # noqa: ASYNC102 - shielded, for LEAVE_SECONDS at most
+
+    async def _leave(self, node: str, exchange: str) -> None:
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + LEAVE_SECONDS):
+            try:
+                await self._core.runtime.membership.ask(node, LEAVE, exchange, seconds=0)
+            except Exception as error:
+                logger.warning(
+                    "could not report to node %s that the client of request %s has disconnected; it continues: %s",
+                    node[:8],
+                    exchange,
+                    error,
+                )
 
     async def _more(self, node: str, exchange: str, after: int) -> AnswerPiece:
         return await self._ask(node, MORE, exchange, {"after": after})
@@ -241,7 +267,9 @@ class Relay:
         tries = 0
         while True:
             try:
-                answer = await self._core.runtime.membership.ask(node, kind, exchange, payload, seconds=seconds)
+                answer = await self._core.runtime.membership.ask(
+                    node, kind, exchange, payload, seconds=seconds, shown=False
+                )
                 break
             except StoreError:
                 tries += 1
@@ -250,7 +278,7 @@ class Relay:
                 await trio.sleep(STORE_PAUSE)
         return _piece(answer, node, kind)
 
-    # -- the node that has the session -------------------------------------------------------------------------------------------
+    # -- the node that handles it -------------------------------------------------------------------------------------------
 
     async def _handle_here(self, request: NodeRequest) -> Mapping[str, Any]:
         exchange = self._open.get(request.target)
@@ -280,7 +308,7 @@ class Relay:
         return {}
 
     async def _live(self, name: str, exchange: _Exchange, asked: Mapping[str, Any]) -> None:
-        """Handle a request that another node has relayed. It ends as if its client had left if that node is gone or says so."""
+        """Handle a request that another node has relayed. It ends as if its client had disconnected if that node ends or says so."""
         try:
             with exchange.scope:
                 async with trio.open_nursery() as nursery:
@@ -291,11 +319,12 @@ class Relay:
                     except Exception:
                         # The requesting node reports that this one does not answer, or cuts its stream off.
                         exchange.cut = True
-                        logger.exception("a request that another node has relayed failed")
+                        logger.exception(
+                            "request %s (%s), relayed by node %s, failed", name, asked["route"], str(asked["node"])[:8]
+                        )
                     exchange.over = True
                     exchange.tell()
-                    with trio.move_on_after(KEPT_SECONDS):
-                        await exchange.read.wait()
+                    await exchange.read.wait()
                     nursery.cancel_scope.cancel()
         finally:
             exchange.over = True
@@ -319,6 +348,7 @@ class Relay:
 
         request = Request(core, scope, read_body, dict(asked["params"]))
         request.caller = msgspec.convert(asked["caller"], Principal)
+        request.relayed = True
         answer = await self._app.handle(route, request)
         if isinstance(answer, EventStream):
             answered = await self._app.run_stream(route, request, answer, StreamWriter(exchange.send, list))
@@ -329,7 +359,7 @@ class Relay:
         exchange.data += answer.body
 
     async def _watch(self, node: str, scope: trio.CancelScope) -> None:
-        """Cancel the scope when a node is gone."""
+        """Cancel the scope when a node has ended."""
         store = self._core.store
         while True:
             woken = trio.Event()
@@ -356,7 +386,7 @@ def _piece(answer: NodeAnswer | None, node: str, kind: str) -> AnswerPiece:
 def _unanswered(node: str) -> ApiError:
     return ApiError(
         503,
-        f"This session is bound to node {node[:8]}, where its shell, its files or its jobs are, and that node does not answer now.",
+        f"Node {node[:8]} has to handle this request, because what it concerns is there, and that node does not answer now.",
         code="node_unreachable",
         headers=retry_after(1),
     )

@@ -35,9 +35,24 @@ JSON_TYPE: Final = b"application/json"
 
 @final
 class Request:
-    """One request. `caller` is known before a handler is called, except on open routes."""
+    """One request. `caller` is known before a handler is called, except on open routes.
 
-    __slots__ = ("_body", "_headers", "_query", "_read_body", "caller", "core", "params", "scope")
+    `relayed` says that another node has received it and authorised its caller; it has no credentials here. `signed_in` says that the caller was found by the
+    cookie of a browser session.
+    """
+
+    __slots__ = (
+        "_body",
+        "_headers",
+        "_query",
+        "_read_body",
+        "caller",
+        "core",
+        "params",
+        "relayed",
+        "scope",
+        "signed_in",
+    )
 
     def __init__(
         self,
@@ -45,16 +60,19 @@ class Request:
         scope: Scope,
         read_body: Callable[[], Awaitable[bytes]],
         params: Mapping[str, str],
+        headers: dict[bytes, bytes] | None = None,
     ) -> None:
         self.core = core
         self.scope = scope
         self.params = params
         self.caller: Principal
+        self.relayed: bool = False
+        self.signed_in: bool = False
         self._read_body = read_body
         self._body: bytes | None = None
         self._query: dict[str, str] | None = None
         # From the last to the first, so that of two headers of one name the first stays.
-        self._headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))
+        self._headers: dict[bytes, bytes] = dict(reversed(scope["headers"])) if headers is None else headers
 
     @property
     def method(self) -> str:
@@ -138,7 +156,7 @@ class Response:
 class EventStream:
     """A streamed response. `run(writer)` opens the writer, sends the events and returns after the last; the application closes it.
 
-    What `run` raises before it has opened the writer becomes an error response. Cancelling it means that the client has left.
+    What `run` raises before it has opened the writer becomes an error response. Cancelling it means that the client has disconnected.
     """
 
     __slots__ = ("run",)

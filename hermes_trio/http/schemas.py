@@ -41,7 +41,7 @@ LOOSE_FLAG = {
 
 ON_DISCONNECT = RouteParameter(
     "X-Hermes-On-Disconnect",
-    "`detach`: a run does the turn, is named in `X-Hermes-Run-Id`, and goes on when the client leaves.",
+    "`detach`: a run does the turn, is named in `X-Hermes-Run-Id`, and goes on when the client disconnects.",
     {"type": "string", "enum": ["detach", "cancel"]},
     "header",
 )
@@ -63,7 +63,7 @@ MessageContent = Annotated[
 TurnInputs = Annotated[
     Any,
     Meta(
-        description="A text, or a list of texts and messages; the last one is what the turn is about.",
+        description="A string, or a list of strings and messages; the last one is what the turn is about.",
         extra_json_schema={"anyOf": [{"type": "string", "pattern": "\\S"}, {"type": "array", "minItems": 1}]},
     ),
 ]

@@ -33,7 +33,7 @@ class ServerSettings(RedactedStruct, frozen=True, kw_only=True, forbid_unknown_f
     model_name: Annotated[str, Meta(max_length=200)] = "hermes-trio"
     """The name under which `/v1/models` offers the default model."""
     on_disconnect: Literal["cancel", "detach"] = "cancel"
-    """What happens to the turn of a chat completion, response or message whose client leaves. A request's header overrides it."""
+    """What happens to the turn of a chat completion, response or message whose client disconnects. A request's header overrides it."""
     server_tools: Literal["mcp_call", "function_call"] = "mcp_call"
     """How responses show the server's own tool calls. A request's header overrides it."""
     access_log: bool = False

@@ -116,7 +116,7 @@ class SignIn:
         return name in self._hosts or is_loopback(name) or (_is_address(name) and "0.0.0.0" in self._hosts)
 
     def knows_host_header(self, host: bytes) -> bool:
-        """The same for a Host header."""
+        """Return the same for a Host header."""
         return self.knows_host(_hostname(host.decode("latin-1")))
 
     def check_page(self, request: Request) -> None:
@@ -233,10 +233,6 @@ class SignIn:
         if session.key_id != ADMIN.key_id:
             return await self._keyring.find_by_id(session.key_id)
         return ADMIN if session.admin_mark == self._keyring.admin_mark else None
-
-    async def still_signed_in(self, request: Request) -> bool:
-        """Return whether the session of a long request is still valid; a request with a bearer key has none."""
-        return request.raw_header(b"authorization") is not None or await self.find(request) is not None
 
     def forget(self, key_id: str) -> None:
         """Look the sessions of a revoked key up again, which ends them."""

@@ -1,4 +1,4 @@
-"""Event streams: the writer, which sends the head with the first bytes, and the bell between a turn and the task that writes its events.
+"""Event streams: the writer, which sends the head with the first bytes, and the wakeup between a turn and the task that writes its events.
 
 A turn that is refused is still an ordinary error, because the head is sent late. A turn never waits for its reader: unwritten text is joined, which
 bounds it by the length of the answer; the connection limits how long a reader may stall.
@@ -16,7 +16,15 @@ from hermes_trio.runtime.outcome import Outcome
 
 from .requests import HeaderPairs, encode_json
 
-__all__ = ["HEARTBEAT_SECONDS", "STREAM_TYPE", "Bell", "StreamWriter", "TurnEvents", "data_event", "named_event"]
+__all__ = [
+    "HEARTBEAT_SECONDS",
+    "STREAM_TYPE",
+    "StreamWakeup",
+    "StreamWriter",
+    "TurnEvents",
+    "data_event",
+    "named_event",
+]
 
 HEARTBEAT_SECONDS: Final = 15.0
 """How long a stream may be silent before a comment is sent, which keeps it open and detects a vanished client."""
@@ -29,12 +37,12 @@ STREAM_TYPE: Final = (
 
 
 def data_event(value: Any) -> bytes:
-    """An unnamed event. JSON has no line breaks outside of strings, and none unescaped inside."""
+    """Return an unnamed event. JSON has no line breaks outside of strings, and none unescaped inside."""
     return b"data: %b\n\n" % encode_json(value)
 
 
 def named_event(name: str, value: Any) -> bytes:
-    """A named event; the name is one of ours."""
+    """Return a named event; the name is one of ours."""
     return b"event: %b\ndata: %b\n\n" % (name.encode(), encode_json(value))
 
 
@@ -80,23 +88,23 @@ class StreamWriter:
 
 
 @final
-class Bell:
+class StreamWakeup:
     """Signals a writing task that there is something to write, or that nothing more will come. Ringing never waits.
 
     `beat` runs beside the writing task and wakes it after a long silence. A timeout for each wait would cost more than the event.
     """
 
-    __slots__ = ("_event", "_last", "_rung", "closed")
+    __slots__ = ("_event", "_last", "_set", "closed")
 
     def __init__(self) -> None:
-        self._rung: bool = False
+        self._set: bool = False
         self._last: float = trio.current_time()
         self._event: trio.Event | None = None
         self.closed: bool = False
 
-    def ring(self) -> None:
+    def set(self) -> None:
         """Signal that there is something to write."""
-        self._rung = True
+        self._set = True
         if self._event is not None:
             self._event.set()
             self._event = None
@@ -104,16 +112,16 @@ class Bell:
     def close(self) -> None:
         """Signal that nothing more will come."""
         self.closed = True
-        self.ring()
+        self.set()
 
     async def wait(self) -> bool:
         """Wait for a ring since the last one; return False after a long silence. Cancelling loses nothing."""
-        if not self._rung:
+        if not self._set:
             self._event = trio.Event()
             await self._event.wait()
-        rung, self._rung = self._rung, False
+        was_set, self._set = self._set, False
         self._last = trio.current_time()
-        return rung
+        return was_set
 
     async def beat(self) -> None:
         """Wake the writing task after each long silence, until cancelled."""

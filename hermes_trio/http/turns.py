@@ -1,16 +1,17 @@
 """Starts the turns of HTTP requests. Every turn has platform `api_server`, the real session id and key, and chat id = session id.
 
 It also chooses the session of a request: one that its client named and owns, or one derived from the opening of the conversation. Two concurrent
-requests never share a derived session: the second gets another one. The ids of derived sessions are keyed with the store's secret, so that no other
-tenant can guess them; a named session has its row, with its tenant, before its first turn begins.
+requests do not share a derived session: the second gets another one, which other nodes do not use. The ids of derived sessions are keyed with the
+store's secret, so that no other tenant can guess them; a named session has its row, with its tenant, before its first turn begins.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable, Coroutine
 from hashlib import blake2b
 from types import TracebackType
-from typing import Final, final
+from typing import Any, Final, final
 
 import msgspec
 
@@ -34,8 +35,12 @@ __all__ = ["PLATFORM", "ApiTurns", "SessionClaim"]
 PLATFORM: Final = "api_server"
 
 
-class SessionClaim(msgspec.Struct, frozen=True):
-    """A session that a request may use: its owner, the session key that its client gave, and its own prompt."""
+class SessionClaim(msgspec.Struct):
+    """A session that a request may use: its owner, the session key that its client gave, and its own prompt.
+
+    A derived session may be replaced by a `spare` one when its turn is started, because a turn of another node has it: `session_id` and `headers` are final
+    after that.
+    """
 
     session_id: str
     tenant: str
@@ -43,6 +48,8 @@ class SessionClaim(msgspec.Struct, frozen=True):
     prompt: str = ""
     key_id: str = ""
     """The API key of the request, which may determine how its commands are confined."""
+    spare: Callable[[], str] | None = None
+    """Returns the id of another derived session."""
 
     def context(self) -> SessionContext:
         """Return the context of the session's turns. A key that a client chooses is never another tenant's, or a chat's."""
@@ -56,6 +63,12 @@ class SessionClaim(msgspec.Struct, frozen=True):
             chat_id=self.session_id,
             key_id=self.key_id,
         )
+
+    def take_spare(self) -> SessionContext:
+        """Use the spare session instead; return its context."""
+        assert self.spare is not None
+        self.session_id, self.spare = self.spare(), None
+        return self.context()
 
     def headers(self, run_id: str = "") -> list[tuple[bytes, bytes]]:
         """Return the response headers: the session, and the run of a detached request's turn."""
@@ -91,11 +104,14 @@ class _Slots:
 
 @final
 class DerivedSession:
-    """`with turns.derived(…) as claim`: no other request uses the session for the body of the `with`."""
+    """`with turns.derived(…) as claim`: no other request of this node uses the session for the body of the `with`.
 
-    __slots__ = ("_all", "_base", "_caller", "_key", "_slot", "_slots")
+    The first one is derived alike by all nodes, so that a conversation stays in it whichever node it reaches; it has a spare.
+    """
 
-    def __init__(self, all: dict[str, _Slots], base: str, caller: Principal, key: str) -> None:
+    __slots__ = ("_all", "_base", "_caller", "_key", "_node", "_slot", "_slots", "_spare")
+
+    def __init__(self, all: dict[str, _Slots], base: str, node: str, caller: Principal, key: str) -> None:
         slots = all.get(base)
         if slots is None:
             slots = all[base] = _Slots()
@@ -103,15 +119,24 @@ class DerivedSession:
         self._base = base
         self._caller = caller
         self._key = key
+        self._node = node
         self._slots = slots
         self._slot = slots.take()
+        self._spare = 0
 
     def __enter__(self) -> SessionClaim:
-        made = f"api-{self._base}.{self._slot}" if self._slot else f"api-{self._base}"
-        return SessionClaim(made, self._caller.tenant, self._key, "", self._caller.key_id)
+        made = f"api-{self._base}{self._node}.{self._slot}" if self._slot else f"api-{self._base}"
+        spare = self._take_spare if self._node and not self._slot else None
+        return SessionClaim(made, self._caller.tenant, self._key, "", self._caller.key_id, spare)
+
+    def _take_spare(self) -> str:
+        self._spare = self._slots.take()
+        return f"api-{self._base}{self._node}.{self._spare}"
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._slots.give(self._slot)
+        if self._spare:
+            self._slots.give(self._spare)
         if not self._slots.held:
             del self._all[self._base]
 
@@ -119,11 +144,13 @@ class DerivedSession:
 class ApiTurns:
     """Starts turns for callers. It owns nothing: a turn belongs to its request, a run to the runtime."""
 
-    def __init__(self, stateless: StatelessEntry, store: SessionStore, limits: Limits) -> None:
+    def __init__(self, stateless: StatelessEntry, store: SessionStore, limits: Limits, node: str = "") -> None:
+        """Make the entry. `node` is the name of this node where others share the store: the sessions that they derive for concurrent requests differ."""
         self._stateless = stateless
         self._store = store
         self._budget: Budget | None = Budget(seconds=limits.turn_seconds) if limits.turn_seconds else None
         self._derived: dict[str, _Slots] = {}
+        self._node: str = f".{blake2b(node.encode('utf-8', 'replace'), digest_size=6).hexdigest()}" if node else ""
 
     # -- which session -----------------------------------------------------------------------------------------------------------
 
@@ -131,7 +158,7 @@ class ApiTurns:
         """Return a session whose id comes from the tenant and the opening of a conversation, unused by other requests meanwhile."""
         told = f"{caller.tenant}\0{opening}".encode("utf-8", "replace")
         base = blake2b(told, key=self._store.secret, digest_size=16).hexdigest()
-        return DerivedSession(self._derived, base, caller, key)
+        return DerivedSession(self._derived, base, self._node, caller, key)
 
     @staticmethod
     def own(caller: Principal, session_id: str, key: str = "", tenant: str | None = None) -> SessionClaim:
@@ -168,9 +195,9 @@ class ApiTurns:
 
     # -- turns -------------------------------------------------------------------------------------------------------------------
 
-    async def run(self, claim: SessionClaim, input: TurnInput, hooks: TurnHooks = NO_HOOKS) -> Outcome:
-        """Run a turn in this task; see `StatelessEntry.run_turn`. Cancelling means that the client has left."""
-        return await self._stateless.run_turn(self._spec(claim, input, hooks))
+    def run(self, claim: SessionClaim, input: TurnInput, hooks: TurnHooks = NO_HOOKS) -> Coroutine[Any, Any, Outcome]:
+        """Run a turn in this task; see `StatelessEntry.run_turn`. Cancelling means that the client has disconnected."""
+        return self._stateless.run_turn(self._spec(claim, input, hooks))
 
     async def start(
         self,
@@ -195,4 +222,5 @@ class ApiTurns:
             tenant=claim.tenant,
             budget=self._budget,
             hooks=hooks,
+            spare=None if claim.spare is None else claim.take_spare,
         )

@@ -53,7 +53,7 @@ SLACK: Final = Limit(39_000)
 class Chunk(msgspec.Struct, frozen=True):
     """One message. The bodies and separators of all chunks, joined, are the text without leading white space.
 
-    `opening` and `closing` are the fences that were added because a code block was cut, `marker` is its number.
+    `opening` and `closing` are the fences that were added because a code block was cut, `marker` is the number of the message.
     """
 
     body: str
@@ -136,7 +136,7 @@ class _Fence(msgspec.Struct, frozen=True):
 
 
 def _fences(text: str) -> list[_Fence]:
-    """Return the fenced blocks; an unclosed one ends with the text."""
+    """Return the fenced blocks of a text; an unclosed block extends to its end."""
     found: list[_Fence] = []
     start, content, mark, language = 0, 0, "", ""
     position = 0
@@ -163,12 +163,12 @@ def _fences(text: str) -> list[_Fence]:
 
 
 class _Splitter:
-    """A text and its code blocks, split repeatedly to find how much room the numbers take."""
+    """Splits a text with its code blocks. The caller repeats it with less room until the numbers fit."""
 
     def __init__(self, text: str, length: Length) -> None:
         fences = _fences(text)
         if fences and fences[-1].content_end == len(text):
-            # The number of the last message would otherwise stand in a block that was never closed.
+            # Close the last block, because the number of the last message would be inside it otherwise.
             text += fences[-1].closing
             fences = _fences(text)
         self._text = text
@@ -192,7 +192,7 @@ class _Splitter:
                     yield pending
                 pending = Chunk(body, separator, opening, "" if cut is None else cut.closing)
             elif pending is not None:
-                # Messages of nothing but space are refused by every platform.
+                # Every platform refuses a message that has only white space.
                 pending = Chunk(pending.body, pending.separator + body + separator, pending.opening, pending.closing)
             position = following
             reopened = cut if cut is not None and following < cut.end else None
@@ -245,7 +245,7 @@ class _Splitter:
         return fence if self._length(fence.opening + fence.closing) <= self._room // 2 else None
 
     def _break(self, position: int, reach: int) -> int:
-        """Return the best place to break in (position, reach]."""
+        """Return the best place to break in (position, reach]: a newline, else a space, in the second half if possible."""
         text = self._text
         if reach >= len(text):
             return reach
@@ -264,11 +264,11 @@ class _Splitter:
         return inside if inside > position else self._between_characters(position, reach)
 
     def _newline(self, position: int, reach: int) -> int:
-        # A separator may stand just behind the last character that fits.
+        # A separator may directly follow the last character that fits.
         newline = self._text.rfind("\n", position + 1, reach + 1)
         fence = self._fence_at(newline)
         if fence is not None and newline < fence.content:
-            # Behind a block's opening line an empty block would be left, so break before it.
+            # A break after a block's opening line would leave an empty block, so break before that line.
             newline = fence.start - 1
         return newline if newline > position else -1
 
@@ -289,7 +289,7 @@ class _Splitter:
         return fence is None or offset >= fence.content
 
     def _makes_fence(self, end: int, following: int) -> bool:
-        """Return whether a break within a line would turn backticks into a fence, on either side."""
+        """Return whether a break within a line would turn backticks on either side of it into a fence."""
         text = self._text
         if _FENCE_START.match(text, following):
             return True
@@ -300,12 +300,12 @@ class _Splitter:
         offset = reach
         while offset > position and (not _is_boundary(self._text, offset) or self._makes_fence(offset, offset)):
             offset -= 1
-        # A single "character" longer than a message has to be cut somewhere.
+        # A grapheme cluster that is longer than a message has to be cut.
         return offset if offset > position else reach
 
 
 def _code_spans(text: str, position: int, reach: int, horizon: int) -> list[tuple[int, int]]:
-    """Return the inline code on the line around `reach`: offsets of its first backtick and behind its last one.
+    """Return the inline code on the line around `reach`: the offsets of its first backtick and after its last one.
 
     Code that does not end before `horizon` is too long for a message and may be cut.
     """
@@ -358,7 +358,7 @@ def _is_boundary(text: str, offset: int) -> bool:
     if _extends(after) or before == _ZERO_WIDTH_JOINER or (before == "\r" and after == "\n"):
         return False
     if _is_regional(before) and _is_regional(after):
-        # Flags are pairs, counted from the start of their row.
+        # A flag is a pair of regional indicators; pairs are counted from the start of the sequence.
         start = offset
         while start > 0 and _is_regional(text[start - 1]):
             start -= 1

@@ -44,7 +44,7 @@ class LiteralText(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         if not isinstance(self.text, str):  # pyright: ignore[reportUnnecessaryIsInstance] - what came from outside may be anything
-            raise TypeError(f"a text is needed, not {type(self.text).__name__}")
+            raise TypeError(f"a string is needed, not {type(self.text).__name__}")
 
 
 # Commands

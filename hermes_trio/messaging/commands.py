@@ -12,7 +12,8 @@ from typing import Final
 import msgspec
 import trio
 
-from hermes_trio.runtime.outcome import CancelCause, Cause, StopReceipt
+from hermes_trio.runtime.outcome import CancelCause, Cause
+from hermes_trio.runtime.stop_receipt import StopReceipt
 from hermes_trio.store.errors import StoreBusy
 from hermes_trio.store.records import ApprovalChoice, ApprovalRow, SessionRow
 
@@ -166,7 +167,7 @@ class Commands:
         if turn is not None:
             said.append(receipt_text(await turn.stop(cause)))
         elif old is not None and messaging.runtime.core.shared:
-            receipt = await messaging.runtime.neighbours.stop_turn(caller.platform, key, cause, session_id=old.id)
+            receipt = await messaging.runtime.peers.stop_turn(caller.platform, key, cause, session_id=old.id)
             said += [] if receipt is None else [receipt_text(receipt)]
         if old is not None:
             stopped = await messaging.runtime.supervisor.stop_session(old.id, cause)
@@ -185,7 +186,7 @@ class Commands:
                 f"Session {session.id}: {_count(session.message_count, 'message')},"
                 f" {session.input_tokens + session.output_tokens} tokens."
             )
-        if turn is None and await messaging.elsewhere.node_of(caller.platform, key):
+        if turn is None and await messaging.remote_lanes.node_of(caller.platform, key):
             lines.append("The agent is working, on another node.")
         elif turn is None:
             lines.append("The agent is idle.")
@@ -244,7 +245,7 @@ class Commands:
             return str(error)
         return answered_text(await self.answer(caller.source, caller.session_key, answer), answer)
 
-    # -- what they look at ---------------------------------------------------------------------------------------------------------
+    # -- what they show ------------------------------------------------------------------------------------------------------------
 
     async def _session(self, caller: CommandContext) -> SessionRow | None:
         found = await self._messaging.store.session_of(caller.session_key)

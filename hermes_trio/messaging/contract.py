@@ -79,13 +79,14 @@ class Disposition(Enum):
     ANSWERED = "answered"
     """It answered an approval."""
     DUPLICATE = "duplicate"
+    """An earlier delivery of this event was handled to its end."""
     IGNORED = "ignored"
     """Not addressed to the agent, empty, or from a bot."""
     UNAUTHORISED = "unauthorised"
     PAIRING = "pairing"
     """An unknown person was offered a pairing code."""
     REFUSED = "refused"
-    """The conversation's inbox is full; the person was told."""
+    """The conversation's inbox is full; the person was told. Nothing is stored, and the same event may be delivered again."""
 
 
 class Received(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,7 +109,7 @@ class Button(msgspec.Struct, frozen=True):
 
     @property
     def value(self) -> str:
-        """A short ASCII text that platforms can carry in a button: `appr:<id>:<choice>` (below 64 bytes)."""
+        """Return a short ASCII text that platforms can carry in a button: `appr:<id>:<choice>` (below 64 bytes)."""
         return f"appr:{self.approval_id}:{self.choice.value}"
 
     @staticmethod
@@ -140,7 +141,10 @@ class Outgoing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SendResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a send (GW-4, GW-5). `ambiguous`: the platform may have the message although no response arrived."""
+    """The result of a send (GW-4, GW-5). `ambiguous`: the platform may have the message although the send failed.
+
+    `unanswered`: no response that can be read arrived, so that the platform probably has the message.
+    """
 
     success: bool
     message_id: str = ""
@@ -150,6 +154,7 @@ class SendResult(msgspec.Struct, frozen=True, kw_only=True):
     retryable: bool = False
     retry_after: float | None = None
     ambiguous: bool = False
+    unanswered: bool = False
     missing: Missing | None = None
 
     @classmethod
@@ -167,6 +172,7 @@ class SendResult(msgspec.Struct, frozen=True, kw_only=True):
             retryable=not error.permanent,
             retry_after=error.retry_after,
             ambiguous=error.ambiguous,
+            unanswered=error.ambiguous and error.code in (None, 200),
             missing=error.missing,
         )
 

@@ -14,7 +14,6 @@ import trio
 
 from hermes_trio.runtime.budget import Budget
 from hermes_trio.runtime.context import SessionContext
-from hermes_trio.runtime.ends import End
 from hermes_trio.runtime.interface import Interface
 from hermes_trio.runtime.outcome import CancelCause, Outcome, TurnState
 from hermes_trio.runtime.ports import InboxRow, NewReply, RuntimeStore, TurnInput
@@ -23,9 +22,9 @@ from hermes_trio.runtime.turn import EventSink, Turn
 from .addresses import Address
 from .command_text import is_silence_narration, is_silent_reply
 from .core import MessagingCore
-from .elsewhere import NEWER_MESSAGE
 from .feed import Previews, Prompts, TurnFeed
 from .platforms import Platform
+from .remote_lanes import NEWER_MESSAGE
 from .reset_policy import policy_for, reset_reason
 
 __all__ = ["ChatInterface", "reply_text"]
@@ -143,24 +142,9 @@ class ChatInterface(Interface):
         feed.finish()
         if outcome.committed:
             self._told_model.pop(turn.context.session_key, None)
-        await self._settle_steering(turn)
         if feed.preview is not None and not reply_text(turn, outcome):
             self._previews.forget(turn.id)
         await self._platform.adapter.on_turn_end(outcome)
-
-    async def _settle_steering(self, turn: Turn) -> None:
-        """Acknowledge the messages that the turn used. The others stay in the inbox and become turns of their own."""
-        handed = self._messaging.steered.pop(turn.id, [])
-        left = list(turn.steering)
-        told: list[int] = []
-        for number, text in reversed(handed):
-            if text in left:
-                left.remove(text)
-            else:
-                told.append(number)
-        if told:
-            end = End(f"messages {told}, taken up by turn {turn.id}", lambda: self._messaging.store.acknowledge(told))
-            await self._messaging.runtime.core.ends.put(end)
 
 
 def _chat_type(key: str) -> str:

@@ -14,12 +14,11 @@ import trio
 from hermes_trio.agent.approvals import Approvals
 from hermes_trio.runtime.interface import Inbox
 from hermes_trio.runtime.runtime import Runtime
-from hermes_trio.runtime.turn import Turn
 from hermes_trio.store.ports import Store
 
 from .addresses import Address
-from .elsewhere import LanesElsewhere
 from .platforms import Platforms
+from .remote_lanes import RemoteLanes
 from .senders import Senders
 
 __all__ = ["ConversationEnd", "MessagingCore"]
@@ -28,7 +27,7 @@ logger: Final = logging.getLogger("hermes_trio.messaging.hub")
 
 COMMIT_SECONDS: Final = 30.0
 
-STARTED_ANEW: Final = "the conversation was started anew before anybody answered"
+STARTED_ANEW: Final = "a new conversation was started before an answer arrived"
 """The reason for refusing the pending requests of a conversation that was replaced by a new one."""
 
 Ts = TypeVarTuple("Ts")
@@ -60,15 +59,8 @@ class MessagingCore:
         self.approvals = approvals
         self._ends = ends
         self.inboxes: dict[str, Inbox] = {}
-        self.steered: dict[str, list[tuple[int, str]]] = {}
-        """Inbox rows that were passed to a running turn, by the turn's id, oldest first."""
         self.scope: trio.Nursery | None = None
-        self.elsewhere = LanesElsewhere(self)
-
-    def steer(self, turn: Turn, number: int, text: str) -> None:
-        """Pass inbox row `number` to a running turn, which uses its text at its next step."""
-        turn.steering.append(text)
-        self.steered.setdefault(turn.id, []).append((number, text))
+        self.remote_lanes = RemoteLanes(self)
 
     @property
     def store(self) -> Store:
@@ -78,35 +70,34 @@ class MessagingCore:
     async def end_conversation(self, session_key: str, session_id: str) -> None:
         """End the conversation of a key: its grants end, and its pending requests are refused.
 
-        `session_id` is the session that ended, or empty if there was none. Cancelling it may leave requests that wait for their time-out, never a
-        bypass.
+        `session_id` is the session that ended, or empty if there was none. Cancelling it may leave requests that wait for their time-out.
         """
         if self._ends is not None:
             await self._ends(session_key, session_id, STARTED_ANEW)
         elif self.approvals is not None:
             await self.approvals.end_scope(session_key, STARTED_ANEW)
 
-    def spawn(self, function: Callable[[*Ts], Awaitable[object]], *args: *Ts) -> bool:
-        """Start a small task in the gateway's scope, with its context; return False if the gateway is closing."""
+    def spawn(self, name: str, function: Callable[[*Ts], Awaitable[object]], *args: *Ts) -> bool:
+        """Start a small task in the gateway's scope, with its context; return False if the gateway is closing. `name` is for the log."""
         if self.scope is None or self.scope.cancel_scope.cancel_called:
             return False
-        self.runtime.core.base_context.copy().run(self.scope.start_soon, self._guarded, function, args)
+        self.runtime.core.base_context.copy().run(self.scope.start_soon, self._guarded, name, function, args)
         return True
 
     @staticmethod
-    async def _guarded(function: Callable[..., Awaitable[object]], args: tuple[Any, ...]) -> None:
+    async def _guarded(name: str, function: Callable[..., Awaitable[object]], args: tuple[Any, ...]) -> None:
         """Run a task whose failure must not end the gateway (a typing sign, an edited prompt)."""
         try:
             await function(*args)
         except Exception:
-            logger.exception("a background task of the message gateway failed")
+            logger.exception("%s failed", name)
 
     def committing(self) -> trio.CancelScope:
         """Shield accepting a message and waking its lane, with a bound.
 
         A write that was submitted happens even if its caller is cancelled; without the shield its lane might not be woken.
         """
-        return trio.CancelScope(shield=True, deadline=trio.current_time() + COMMIT_SECONDS)
+        return trio.CancelScope(shield=True, deadline=self.runtime.core.waits.until(COMMIT_SECONDS))
 
     async def post(self, address: Address, text: str, payload: Mapping[str, Any] | None = None) -> None:
         """Send a text to a chat, outside any turn: committed when this returns, then sent in the chat's order."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Generator
 from contextlib import contextmanager
 from enum import Enum
-from typing import cast, final
+from typing import ClassVar, cast, final
 
-import attrs
+from hermes_trio.base.structs import RedactedStruct
 
 __all__ = ["Missing", "PlatformError", "PlatformErrorKind", "Redaction", "require_token", "single_failure"]
 
@@ -88,10 +88,10 @@ class PlatformError(Exception):
 
 
 @final
-@attrs.frozen(repr=False)
-class Redaction:
+class Redaction(RedactedStruct, frozen=True):
     """Removes a client's secrets from text that people will read."""
 
+    hidden: ClassVar[tuple[str, ...]] = ("secrets",)
     secrets: tuple[str, ...]
 
     def __call__(self, text: str) -> str:

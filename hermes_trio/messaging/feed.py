@@ -178,10 +178,10 @@ class TurnFeed:
         self.turn_id = turn_id
         adapter, settings = self._platform.adapter, self._platform.settings
         if settings.typing and adapter.typing_seconds is not None:
-            self._messaging.spawn(self._type, adapter.typing_seconds)
+            self._messaging.spawn(f"the typing sign of turn {turn_id}", self._type, adapter.typing_seconds)
         if settings.stream and adapter.supports_edit:
             preview = Preview(self._platform, self.address, self._reply_to)
-            if self._messaging.spawn(preview.run):
+            if self._messaging.spawn(f"the preview of turn {turn_id}", preview.run):
                 self.preview = preview
                 self._previews.put(turn_id, preview)
 
@@ -201,7 +201,7 @@ class TurnFeed:
             self._waiting += 1 if name == "approval.request" else -1
             self._questions.append(event)
             if not self._asking:
-                self._asking = self._messaging.spawn(self._ask)
+                self._asking = self._messaging.spawn(f"asking for an approval of turn {self.turn_id}", self._ask)
 
     async def _type(self, seconds: float) -> None:
         adapter, chat, thread = self._platform.adapter, self.address.chat_id or "", self.address.thread_id or ""
@@ -296,8 +296,6 @@ def settled_text(event: Mapping[str, Any]) -> str:
     """Return the text that shows the result of a question."""
     if event["event"] == "approval.expired":
         reason = str(event.get("reason", ""))
-        return (
-            "Refused: nobody answered in time." if reason == "timeout" else f"Withdrawn: {reason or 'the work ended'}."
-        )
+        return "Refused: no answer in time." if reason == "timeout" else f"Withdrawn: {reason or 'the work ended'}."
     choice = str(event.get("choice", ""))
     return "Refused." if choice == "deny" else f"Approved ({choice})."

@@ -17,6 +17,7 @@ from hermes_trio.runtime.runtime import Runtime
 from hermes_trio.store.records import ApprovalChoice, OutboxRow
 
 from .access import AccessControl
+from .adapter_runner import AdapterRunner, receiving
 from .addresses import Address
 from .commands import Commands
 from .contract import Adapter, AdapterState, Incoming, Received, SendResult
@@ -28,7 +29,6 @@ from .platforms import Platforms
 from .reset_policy import check_reset
 from .senders import Senders
 from .session_keys import Source
-from .supervision import Supervised, receiving
 
 __all__ = ["MessageHub"]
 
@@ -53,8 +53,8 @@ class MessageHub:
         self.messaging = MessagingCore(runtime, platforms, senders, approvals, ends)
         self.commands = Commands(self.messaging)
         self.access = AccessControl(self.messaging.store)
-        self.supervised: dict[str, Supervised] = {
-            platform.name: Supervised(platform.adapter, runtime.core.clock) for platform in platforms
+        self.runners: dict[str, AdapterRunner] = {
+            platform.name: AdapterRunner(platform.adapter, runtime.core.clock) for platform in platforms
         }
         self._pipeline = Inbound(self.messaging, self.access, self.commands)
         self._previews = Previews()
@@ -71,19 +71,19 @@ class MessageHub:
                 self.messaging.inboxes[platform.name] = await interfaces.enter_async_context(
                     self.runtime.delivering(interface)
                 )
-            interfaces.enter_context(self.messaging.elsewhere.answering())
+            interfaces.enter_context(self.messaging.remote_lanes.answering())
             ready = trio.Event()
             async with receiving(self.runtime, "gateway", lambda: self._receive(ready)):
                 await ready.wait()
                 yield self
 
     async def _receive(self, ready: trio.Event) -> None:
-        """The receiver: a scope for small tasks, and in it one supervised task for each adapter."""
+        """Run the receiver: a scope for small tasks, and in it one `AdapterRunner` for each adapter."""
         try:
             async with trio.open_nursery() as nursery:
                 self.messaging.scope = nursery
                 ready.set()
-                for one in self.supervised.values():
+                for one in self.runners.values():
                     nursery.start_soon(
                         one.run_alone, self.runtime.core.membership, name=f"adapter {one.adapter.platform}"
                     )
@@ -93,12 +93,12 @@ class MessageHub:
 
     def health(self) -> dict[str, Any]:
         """Return the state of every adapter, for `/health/detailed`. One that is not connected makes it `degraded`."""
-        platforms = {name: one.health() for name, one in self.supervised.items()}
+        platforms = {name: one.health() for name, one in self.runners.items()}
         sending = self.messaging.senders.statistics()
         for name, line in platforms.items():
             line["outbox"] = sending.get(name)
         fine = (AdapterState.CONNECTED, AdapterState.STANDBY)
-        well = all(one.state in fine for one in self.supervised.values())
+        well = all(one.state in fine for one in self.runners.values())
         return {"status": "ok" if well else "degraded", "platforms": platforms}
 
     # -- for the adapters ------------------------------------------------------------------------------------------------------------
@@ -139,10 +139,15 @@ class MessageHub:
             address = Address(row.platform, str(row.target.get("chat_id", "")), str(row.target.get("thread_id", "")))
             self._prompts.sent(approval_id, address, result.message_id, row.text)
         elif self.messaging.approvals is not None:
-            self.messaging.spawn(self.messaging.approvals.withdraw, question, unsent_question(row, result))
+            self.messaging.spawn(
+                f"withdrawing approval {question}",
+                self.messaging.approvals.withdraw,
+                question,
+                unsent_question(row, result),
+            )
 
 
 def unsent_question(row: OutboxRow, result: SendResult) -> str:
     """Return why a question was withdrawn, for the agent: no person refused it, no person has seen it."""
     why = result.error or "it gave no reason"
-    return f"the question could not be sent to {row.platform}, so that nobody was asked ({why})"
+    return f"the question could not be sent to {row.platform}, and no user was asked ({why})"

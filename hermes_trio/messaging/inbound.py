@@ -27,8 +27,8 @@ from .command_text import ApprovalAnswer, Command, LiteralText, bare_answer, par
 from .commands import CommandContext, Commands, answered_text
 from .contract import Adapter, Disposition, Incoming, Received
 from .core import MessagingCore
-from .elsewhere import NEWER_MESSAGE, has_children
 from .platforms import Platform
+from .remote_lanes import NEWER_MESSAGE, has_children
 from .session_keys import SessionKeyError, Source, attributed_text, session_key
 
 __all__ = ["Inbound"]
@@ -47,6 +47,7 @@ class Inbound:
         self._access = access
         self._commands = commands
         self._seen: dict[str, OrderedDict[str, None]] = {}
+        self._open: dict[tuple[str, str], trio.Event] = {}
         self._acknowledged: OrderedDict[str, float] = OrderedDict()
 
     async def receive(self, adapter: Adapter, incoming: Incoming) -> Received:
@@ -57,21 +58,27 @@ class Inbound:
         source, settings = incoming.source, platform.settings
         if not incoming.addressed or (source.is_bot and not settings.allow_bots):
             return Received(disposition=Disposition.IGNORED)
-        seen = self._seen.setdefault(platform.name, OrderedDict())
-        if incoming.event_id and incoming.event_id in seen:
-            return Received(disposition=Disposition.DUPLICATE)
         try:
             key = session_key(source, settings.isolation)
         except SessionKeyError:
             return Received(disposition=Disposition.IGNORED)
-        # Claimed before the first await, so that an overlapping redelivery is a duplicate; released if this attempt fails.
-        if incoming.event_id:
-            seen[incoming.event_id] = None
+        if not incoming.event_id:
+            return await self._dispose(platform, incoming, key)
+        seen = self._seen.setdefault(platform.name, OrderedDict())
+        event = (platform.name, incoming.event_id)
+        # A redelivery that overlaps an attempt waits for its end: until then nothing is durable, and an attempt that fails leaves the event to the next.
+        while (ended := self._open.get(event)) is not None:
+            await ended.wait()
+        if incoming.event_id in seen:
+            return Received(disposition=Disposition.DUPLICATE)
+        ended = self._open[event] = trio.Event()
         try:
-            received = await self._judge(platform, incoming, key)
-        except BaseException:
-            seen.pop(incoming.event_id, None)
-            raise
+            received = await self._dispose(platform, incoming, key)
+            if received.disposition is not Disposition.REFUSED:
+                seen[incoming.event_id] = None
+        finally:
+            del self._open[event]
+            ended.set()
         while len(seen) > REMEMBERED:
             seen.popitem(last=False)
         return received
@@ -89,7 +96,7 @@ class Inbound:
 
     # -- one message -----------------------------------------------------------------------------------------------------------------
 
-    async def _judge(self, platform: Platform, incoming: Incoming, key: str) -> Received:
+    async def _dispose(self, platform: Platform, incoming: Incoming, key: str) -> Received:
         source = incoming.source
         decision = await self._access.decide(source, platform.settings)
         if decision.access is Access.OFFERED:
@@ -128,7 +135,7 @@ class Inbound:
         message = self._message(platform, incoming, key)
         inbox = messaging.inboxes[platform.name]
         turn = inbox.current_turn(key)
-        node = "" if turn is not None else await messaging.elsewhere.node_of(platform.name, key)
+        node = "" if turn is not None else await messaging.remote_lanes.node_of(platform.name, key)
         try:
             if messaging.runtime.draining:
                 raise Draining
@@ -154,7 +161,7 @@ class Inbound:
             return Received(disposition=Disposition.REFUSED, session_key=key)
         if turn is not None or node:
             if node and settings.busy == "interrupt":
-                await messaging.elsewhere.interrupt(node, platform.name, key)
+                await messaging.remote_lanes.interrupt(node, platform.name, key)
             elif turn is not None and settings.busy == "interrupt" and not has_children(turn):
                 turn.cancel(NEWER_MESSAGE)
             elif settings.busy_ack and self._may_acknowledge(key):
@@ -167,11 +174,11 @@ class Inbound:
         number = await self._messaging.store.accept_message(message)
         if number is None:
             return Received(disposition=Disposition.DUPLICATE, session_key=key)
-        if node and await self._messaging.elsewhere.steer(node, message.inbox, key, number, message.text):
+        if node and await self._messaging.remote_lanes.steer(node, message.inbox, key, number, message.text):
             return Received(disposition=Disposition.STEERED, session_key=key)
         if turn is None or inbox.current_turn(key) is not turn or turn.node.closed_at is not None:
             return Received(disposition=Disposition.ACCEPTED, session_key=key)
-        self._messaging.steer(turn, number, message.text)
+        turn.steer(number, message.text)
         return Received(disposition=Disposition.STEERED, session_key=key)
 
     def _message(self, platform: Platform, incoming: Incoming, key: str) -> NewMessage:

@@ -17,7 +17,7 @@ from hermes_trio.store.errors import StoreError
 
 from .contract import Adapter, Disposition, Incoming, Received
 
-__all__ = ["HEARD", "Intake", "hand_over"]
+__all__ = ["FOR_THE_AGENT", "Intake", "hand_over"]
 
 logger: Final = logging.getLogger("hermes_trio.messaging.intake")
 
@@ -29,7 +29,7 @@ AT_ONCE: Final = 256
 STORE_DELAYS: Final = (0.2, 1.0, 4.0)
 """The delays before a failing store is retried; after the last one the connection ends. Not every platform redelivers."""
 
-HEARD: Final = frozenset({Disposition.ACCEPTED, Disposition.STEERED, Disposition.COMMAND, Disposition.ANSWERED})
+FOR_THE_AGENT: Final = frozenset({Disposition.ACCEPTED, Disposition.STEERED, Disposition.COMMAND, Disposition.ANSWERED})
 """The dispositions of messages that were meant for the agent, from senders with access."""
 
 
@@ -52,9 +52,9 @@ class Intake:
             waiting.append(work)
             return
         self._chats[chat] = deque([work])
-        self._nursery.start_soon(self._work_off, chat)
+        self._nursery.start_soon(self._run_chat, chat)
 
-    async def _work_off(self, chat: str) -> None:
+    async def _run_chat(self, chat: str) -> None:
         waiting = self._chats[chat]
         while waiting:
             try:
@@ -71,6 +71,12 @@ async def hand_over(adapter: Adapter, incoming: Incoming) -> Received:
         try:
             return await adapter.gateway.receive(adapter, incoming)
         except StoreError as error:
-            logger.warning("could not store a message of %s; retrying: %s", adapter.platform, error)
+            logger.warning(
+                "could not store event %s of chat %s on %s; retrying: %s",
+                incoming.event_id or "without an id",
+                incoming.source.chat_id,
+                adapter.platform,
+                error,
+            )
             await trio.sleep(delay)
     return await adapter.gateway.receive(adapter, incoming)

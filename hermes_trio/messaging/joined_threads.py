@@ -15,14 +15,14 @@ from hermes_trio.store.errors import StoreError
 
 from .contract import Adapter
 
-__all__ = ["Participation"]
+__all__ = ["JoinedThreads"]
 
 logger: Final = logging.getLogger("hermes_trio.messaging.joined_threads")
 
 THREADS: Final = 500
 
 
-class Participation:
+class JoinedThreads:
     """See the module. `load` when the adapter connects, `enter` when the agent is addressed or replies in a thread."""
 
     def __init__(self, adapter: Adapter) -> None:

@@ -173,7 +173,7 @@ def _code_block(lines: Sequence[str], position: int, fence: re.Match[str]) -> tu
 
 
 def _special_line(line: str, *, peek: bool = False) -> Line | None:
-    """A heading, rule, item or quoted line; `peek` leaves its content unread."""
+    """Return a heading, rule, item or quoted line; `peek` leaves its content unread."""
 
     def read(text: str) -> tuple[Inline, ...]:
         return () if peek else _inline(text)
@@ -199,7 +199,7 @@ def _is_table(lines: Sequence[str], position: int) -> bool:
 
 
 def _table(lines: Sequence[str]) -> str:
-    """A table as aligned plain text: no chat platform shows tables, all show fixed-width text."""
+    """Return a table as aligned plain text: no chat platform shows tables, all show fixed-width text."""
     rows = [
         [_words(_inline(cell.strip())) for cell in re.split(r"(?<!\\)\|", line.strip().strip("|"))]
         for number, line in enumerate(lines)
@@ -294,7 +294,7 @@ class _InlineReader:
         self._items.append(item)
 
     def _code_end(self, position: int) -> tuple[int, int | None]:
-        """The length of a run of backticks, and where the run starts that ends the code, if there is one."""
+        """Return the length of a run of backticks, and where the run starts that ends the code, if there is one."""
         end = position
         while self._text.startswith("`", end):
             end += 1
@@ -336,7 +336,7 @@ class _InlineReader:
         return end
 
     def _match_brackets(self) -> dict[int, int]:
-        """The closing bracket of each opening one, leaving out escaped ones and those in code."""
+        """Return the closing bracket of each opening one, leaving out escaped ones and those in code."""
         text, position = self._text, 0
         stack: list[int] = []
         found: dict[int, int] = {}
@@ -485,7 +485,7 @@ def _is_touched(nodes: Sequence[Inline], index: int) -> bool:
 
 
 def _simplified(nodes: Iterable[Inline], active: frozenset[Style] = frozenset(), in_link: bool = False) -> list[Inline]:
-    """The same content with each style applied once, neighbours of one kind merged and empty nodes left out.
+    """Return the same content with each style applied once, neighbours of one kind merged and empty nodes left out.
 
     Two neighbouring italics would meet in "__", which Telegram reads as the start of an underline.
     """

@@ -21,6 +21,7 @@ from hermes_trio.runtime.outcome import CancelCause, Outcome, TurnState
 from hermes_trio.runtime.ports import InboxRow, NewReply
 from hermes_trio.runtime.turn import Turn
 from hermes_trio.store import Page, SessionFilter
+from hermes_trio.store.records import OWED
 
 from .addresses import Address
 from .command_text import is_silence_narration, is_silent_reply
@@ -113,10 +114,18 @@ class OneShotInterface(Interface):
         self._turns[turn.id] = turn
         places = [place for place in self.places(turn) if place.platform != LOG]
         if places:
-            # If the server dies in this turn, the next one knows the addresses.
             owed = {"title": self.title(turn.context), "places": [msgspec.structs.astuple(place) for place in places]}
             self._owed.add(turn.id)
-            await self._messaging.store.set_meta(_owed(turn.context.session_id), msgspec.json.encode(owed).decode())
+            await self._put_owed(turn, msgspec.json.encode(owed).decode())
+
+    async def _put_owed(self, turn: Turn, owed: str) -> None:
+        """Write where the answer of a turn goes: if the server dies in this turn, the next one knows the addresses. Retried until the turn has ended."""
+
+        async def write() -> None:
+            if turn.id in self._owed:
+                await self._messaging.store.set_meta(_owed(turn.context.session_id), owed)
+
+        await self._messaging.runtime.core.ends.put(End(f"where the answer of turn {turn.id} goes", write))
 
     async def on_turn_end(self, outcome: Outcome) -> None:
         turn = self._turns.pop(outcome.turn_id)
@@ -139,8 +148,8 @@ class OneShotInterface(Interface):
         async def settle() -> None:
             await membership.run_alone(name, self.settle_interrupted)
 
-        await settle()
         with membership.after_reap(settle):
+            await settle()
             yield
 
     async def settle_interrupted(self) -> int:
@@ -153,23 +162,20 @@ class OneShotInterface(Interface):
             page = await store.list_sessions(SessionFilter(source=self.platform), Page(PAGE, offset))
             for session in page:
                 if session.end_reason == BOOT_REASON:
-                    await self._tell_interrupted(session.id)
-                    # If the server dies between the two, the next start finds an open session without work, and ends it.
-                    await store.reopen_session(session.id)
-                    found += await store.end_session(session.id, self.one_shot)
+                    found += await self._conclude_interrupted(session.id)
             if len(page) < PAGE:
                 return found
             offset += PAGE
 
-    async def _tell_interrupted(self, session_id: str) -> None:
-        store = self._messaging.store
-        written = await store.get_meta(_owed(session_id))
-        if written is None:
-            return
-        owed = msgspec.json.decode(written)
-        for place in owed["places"]:
-            await self._messaging.post(Address(*place), interrupted_text(owed["title"]))
-        await store.set_meta(_owed(session_id), None)
+    async def _conclude_interrupted(self, session_id: str) -> bool:
+        store, mark = self._messaging.store, _owed(session_id)
+        replies: list[NewReply] = []
+        written = await store.get_meta(mark)
+        if written is not None:
+            owed = msgspec.json.decode(written)
+            for place in owed["places"]:
+                replies += self._messaging.platforms.compose(Address(*place), interrupted_text(owed["title"]))
+        return await store.conclude_interrupted(session_id, reason=self.one_shot, mark=mark, replies=replies)
 
 
 def failure_text(turn: Turn, outcome: Outcome, title: str) -> str:
@@ -191,4 +197,4 @@ def interrupted_text(title: str) -> str:
 
 
 def _owed(session_id: str) -> str:
-    return f"one_shot:{session_id}"
+    return OWED + session_id

@@ -25,7 +25,7 @@ class Platform(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """The name in session keys, rows and delivery targets."""
+        """Return the name in session keys, rows and delivery targets."""
         return self.adapter.platform
 
 
@@ -46,12 +46,12 @@ class Platforms:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names that a delivery target may use."""
+        """Return the names that a delivery target may use."""
         return tuple(self._platforms)
 
     @property
     def homes(self) -> Mapping[str, Address]:
-        """The configured home channels, by platform."""
+        """Return the configured home channels, by platform."""
         found = {name: platform.settings.home_address(name) for name, platform in self._platforms.items()}
         return {name: home for name, home in found.items() if home is not None}
 

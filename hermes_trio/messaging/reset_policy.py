@@ -7,7 +7,7 @@ its background work would be orphaned.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from enum import Enum
 from typing import Final
 
@@ -50,11 +50,9 @@ def policy_for(settings: PlatformSettings, chat_type: str) -> ResetSettings:
 
 def check_reset(policy: ResetSettings, where: str) -> None:
     """Raise `SettingsError` for an unknown time zone, at the start of the server."""
-    from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
-
     try:
-        ZoneInfo(policy.timezone)
-    except (ZoneInfoNotFoundError, ValueError, OSError):
+        _zone(policy.timezone)
+    except (LookupError, ValueError, OSError):
         raise SettingsError(
             f"[{where}]: unknown time zone {policy.timezone!r}; write an IANA name like 'Europe/Berlin' or 'UTC'"
         ) from None
@@ -75,11 +73,18 @@ def reset_reason(
     return None
 
 
-def _boundary(policy: ResetSettings, now: float) -> float:
-    """Return the most recent moment of the configured hour."""
+def _zone(name: str) -> tzinfo:
+    """Return a time zone. Raises `LookupError`, `ValueError` or `OSError` for an unknown one. The default does not load `zoneinfo`."""
+    if name == "UTC":
+        return UTC
     from zoneinfo import ZoneInfo
 
-    zone = ZoneInfo(policy.timezone)
+    return ZoneInfo(name)
+
+
+def _boundary(policy: ResetSettings, now: float) -> float:
+    """Return the most recent moment of the configured hour."""
+    zone = _zone(policy.timezone)
     local = datetime.fromtimestamp(now, zone)
     today = local.replace(hour=policy.at_hour, minute=0, second=0, microsecond=0, fold=0)
     # Compared as instants: on the day of a time change the wall clock does not say which of two is later.

@@ -2,12 +2,12 @@
 
 The order within a chat is kept; chats do not wait for each other. A temporary failure is retried later (the platform's `Retry-After` first), a
 permanent one makes a dead letter. A reply whose attempt was cut off by a crash, or by a connection that broke without a response, is sent again with
-a visible label. The senders are a stage of the runtime: they outlive every turn, and at the end they have a moment to send what the last turns left.
+a visible label, and given up after a few such attempts. The senders are a stage of the runtime: they outlive every turn, and at the end they have a
+moment to send what the last turns left.
 """
 
 from __future__ import annotations
 
-import heapq
 import logging
 import math
 import random
@@ -38,7 +38,7 @@ logger: Final = logging.getLogger("hermes_trio.messaging.senders")
 DUPLICATE_LABEL: Final = "(This may be a duplicate: the server could not tell whether it had been sent.)"
 
 BLOCKED_SECONDS: Final = 5.0
-"""How often a sender looks again while a reply waits behind another one whose time it does not know (after a restart)."""
+"""How often a sender polls while a reply waits behind another one whose time it does not know (after a restart)."""
 
 SHORTEST_SECONDS: Final = 0.01
 """The shortest delay: the clocks of the store and the runtime may differ a little."""
@@ -98,12 +98,13 @@ class SenderHooks(Protocol):
 
 
 class _Sender(msgspec.Struct, eq=False):
-    """One platform's sender. `in_flight` are the replies that it holds, each with the number of its attempt; `retries` the times of the next attempts."""
+    """One platform's sender. `in_flight` are the replies that it holds, each with the number of its attempt; `retries` the attempts after which
+    a reply waits for the next one, each with the monotonic time of that."""
 
     adapter: Adapter
     wake: trio.Event = msgspec.field(default_factory=trio.Event)
     in_flight: dict[int, int] = msgspec.field(default_factory=dict[int, int])
-    retries: list[float] = msgspec.field(default_factory=list[float])
+    retries: dict[tuple[int, int], float] = msgspec.field(default_factory=dict[tuple[int, int], float])
     sent: int = 0
     failed: int = 0
     dead: int = 0
@@ -187,44 +188,51 @@ class Senders:
             while True:
                 sender.wake = trio.Event()
                 try:
-                    rows = await self._claim(sender) if await self._something(sender) else []
+                    waited = self._waited(sender)
+                    due = await self._store.next_outbox_due(platform, holding=tuple(sender.in_flight), waited=waited)
+                    now = self._now()
+                    rows = await self._claim(sender, waited) if due is not None and due <= now else []
                     for row in rows:
+                        sender.retries.pop((row.id, row.attempts - 1), None)
                         sender.in_flight[row.id] = row.attempts
                         nursery.start_soon(self._deliver, sender, row)
                     if rows:
                         continue
                     if self._closing and not sender.in_flight:
                         break
-                    seconds = math.inf if self._closing else await self._pause(sender)
+                    seconds = math.inf if self._closing else self._pause(sender, due, now)
                 except StoreError as error:
-                    logger.error("could not read the outbox of %s; trying again: %s", platform, error)
+                    logger.error("could not read the outbox of %s; retrying: %s", platform, error)
                     seconds = STORE_SECONDS
                 with trio.move_on_after(seconds), waiting(f"the outbox ({len(sender.in_flight)} being sent)"):
                     await sender.wake.wait()
 
-    async def _something(self, sender: _Sender) -> bool:
-        """Return whether there may be something to claim, to save a transaction."""
-        due = await self._store.next_outbox_due(sender.adapter.platform, holding=tuple(sender.in_flight))
-        return due is not None and due <= self._now()
-
-    async def _claim(self, sender: _Sender) -> list[OutboxRow]:
+    async def _claim(self, sender: _Sender, waited: Sequence[tuple[int, int]]) -> list[OutboxRow]:
         free = self.settings.concurrency - len(sender.in_flight)
         if free <= 0:
             return []
-        return await self._store.claim_outbox(sender.adapter.platform, limit=free, holding=tuple(sender.in_flight))
+        return await self._store.claim_outbox(
+            sender.adapter.platform, limit=free, holding=tuple(sender.in_flight), waited=waited
+        )
 
-    async def _pause(self, sender: _Sender) -> float:
-        """Return the seconds until something may be due."""
-        due = await self._store.next_outbox_due(sender.adapter.platform, holding=tuple(sender.in_flight))
-        now = self._now()
+    def _waited(self, sender: _Sender) -> tuple[tuple[int, int], ...]:
+        """Return the replies whose delay has passed. Those that were not claimed for long are forgotten: another node has them."""
+        now = trio.current_time()
+        old = now - self.settings.give_up_hours * 3600
+        for attempt in [attempt for attempt, at in sender.retries.items() if at < old]:
+            del sender.retries[attempt]
+        return tuple(attempt for attempt, at in sender.retries.items() if at <= now)
+
+    def _pause(self, sender: _Sender, due: float | None, now: float) -> float:
+        """Return the seconds until something may be due, after nothing could be claimed at `now`. `due` is the time of the next reply."""
+        steady = trio.current_time()
+        retry = min((at - steady for at in sender.retries.values() if at > steady), default=math.inf)
         if due is None or due > now:
-            wait = self.settings.look_seconds if due is None else min(due - now, self.settings.look_seconds)
+            wait = min(self.settings.look_seconds, retry, math.inf if due is None else due - now)
             return max(wait, SHORTEST_SECONDS)
         # A due reply waits behind an earlier one of its chat, which is being sent or is to be retried.
-        while sender.retries and sender.retries[0] <= now:
-            heapq.heappop(sender.retries)
-        if sender.retries:
-            return sender.retries[0] - now
+        if retry < math.inf:
+            return retry
         return math.inf if sender.in_flight else BLOCKED_SECONDS
 
     async def _deliver(self, sender: _Sender, row: OutboxRow) -> None:
@@ -233,16 +241,18 @@ class Senders:
                 await self._settle(sender, row, await self._attempt(sender, row))
         except BaseException:
             # Cancelled: the row stays marked as being attempted, and the next start sends it again, labelled.
-            self._let_go(sender, row)
+            self._release(sender, row)
             raise
 
     async def _attempt(self, sender: _Sender, row: OutboxRow) -> SendResult:
         """Return the result of one attempt. An exception is a failed attempt of that reply, and affects no other."""
+        if self._unknown(row):
+            return SendResult(success=False, error="the server stopped in the last attempt")
         try:
             replaces = "" if self.hooks is None else await self.hooks.before_send(row)
             return await self._try_forms(sender, row, replaces)
         except StoreError as error:
-            logger.error("could not prepare reply %d; it will be tried again: %s", row.id, error)
+            logger.error("could not prepare reply %d to %s; retrying: %s", row.id, row.platform, error)
             kind, retry_after, problem = PlatformErrorKind.TRANSIENT, STORE_SECONDS, str(error)
         except Exception as error:
             platform = sender.adapter.platform
@@ -250,7 +260,7 @@ class Senders:
             kind, retry_after, problem = PlatformErrorKind.UNKNOWN, None, type(error).__name__
         return SendResult(success=False, error=problem, error_kind=kind, retryable=True, retry_after=retry_after)
 
-    def _let_go(self, sender: _Sender, row: OutboxRow) -> None:
+    def _release(self, sender: _Sender, row: OutboxRow) -> None:
         """End an attempt in memory. The end of an earlier attempt never ends a later one."""
         if sender.in_flight.get(row.id) == row.attempts:
             del sender.in_flight[row.id]
@@ -258,13 +268,13 @@ class Senders:
 
     async def _end(self, sender: _Sender, row: OutboxRow, write: Callable[[], Awaitable[object]]) -> None:
         """Store the result of an attempt. Until that succeeds, the sender keeps the row and sends nothing else to the chat."""
-        end = End(f"the attempt to send reply {row.id}", write, then=lambda _: self._let_go(sender, row))
+        end = End(f"the attempt to send reply {row.id}", write, then=lambda _: self._release(sender, row))
         await self._runtime.core.ends.put(end)
 
     async def _try_forms(self, sender: _Sender, row: OutboxRow, replaces: str) -> SendResult:
         """Send a reply; in another form, if the platform refuses its form."""
         adapter = sender.adapter
-        label = row.maybe_duplicate
+        label = row.maybe_duplicate > 0
         message = _outgoing(row)
         if replaces:
             message = msgspec.structs.replace(message, edits=replaces)
@@ -275,7 +285,8 @@ class Senders:
         if result.error_kind in (PlatformErrorKind.BAD_FORMAT, PlatformErrorKind.TOO_LONG) and not message.plain:
             message = msgspec.structs.replace(message, plain=True)
             result = await self._send(adapter, message, label)
-        return result
+        # An edit that is repeated is no copy.
+        return msgspec.structs.replace(result, unanswered=False) if message.edits else result
 
     async def _send(self, adapter: Adapter, message: Outgoing, label: bool) -> SendResult:
         """Make one attempt. An edit can be repeated without harm, so it needs no label."""
@@ -301,6 +312,7 @@ class Senders:
             error_kind=PlatformErrorKind.TRANSIENT,
             retryable=True,
             ambiguous=True,
+            unanswered=True,
         )
 
     async def _settle(self, sender: _Sender, row: OutboxRow, result: SendResult) -> None:
@@ -312,36 +324,51 @@ class Senders:
             sender.failed += 1
             if result.ambiguous:
                 # In the row, not in memory: the next attempt may be another server's.
-                row = msgspec.structs.replace(row, maybe_duplicate=True)
+                count = row.maybe_duplicate + 1 if result.unanswered else max(row.maybe_duplicate, 1)
+                row = msgspec.structs.replace(row, maybe_duplicate=count)
             delay = self._delay(row, result)
             if delay is not None:
                 at = self._now() + delay
-                heapq.heappush(sender.retries, at)
+                sender.retries[row.id, row.attempts] = trio.current_time() + delay
                 await self._end(sender, row, lambda: self._store.outbox_retry(row, at=at, error=result.error))
                 logger.info("reply %d to %s failed; next attempt in %.0f s: %s", row.id, platform, delay, result.error)
                 return
-            await self._end(sender, row, lambda: self._store.outbox_dead(row, error=result.error))
+            error = result.error if not self._unknown(row) else _unknown_outcome(platform, row, result.error)
+            await self._end(sender, row, lambda: self._store.outbox_dead(row, error=error))
             sender.dead += 1
-            logger.warning("reply %d to %s is a dead letter: %s", row.id, platform, result.error)
+            logger.warning("reply %d to %s is a dead letter: %s", row.id, platform, error)
         if self.hooks is not None:
             try:
                 self.hooks.after_send(row, result)
             except Exception:
                 logger.exception("the hook after reply %d failed", row.id)
 
+    def _unknown(self, row: OutboxRow) -> bool:
+        """Return whether the platform has left so many attempts without an answer that it probably has the reply: another one would be a copy."""
+        return row.maybe_duplicate >= self.settings.unanswered_attempts
+
     def _delay(self, row: OutboxRow, result: SendResult) -> float | None:
         """Return the seconds until the next attempt, or None if there is none."""
         settings = self.settings
-        if not result.retryable or (
-            result.error_kind is PlatformErrorKind.UNKNOWN and row.attempts >= UNKNOWN_ATTEMPTS
+        if (
+            not result.retryable
+            or self._unknown(row)
+            or (result.error_kind is PlatformErrorKind.UNKNOWN and row.attempts >= UNKNOWN_ATTEMPTS)
         ):
             return None
         if result.retry_after is not None:
             delay = result.retry_after
+        elif result.unanswered and row.maybe_duplicate > 1:
+            # Few attempts are left: they are spread, so that the platform may recover between them.
+            delay = settings.longest_delay
         else:
             steps = min(row.attempts - 1, 32)
             delay = min(settings.first_delay * 2.0**steps, settings.longest_delay) + random.random()
         return None if self._now() + delay - row.created_at > settings.give_up_hours * 3600 else delay
+
+
+def _unknown_outcome(platform: str, row: OutboxRow, error: str) -> str:
+    return f"outcome unknown: {platform} left {row.maybe_duplicate} attempts unanswered; it probably has the reply ({error})"
 
 
 def _outgoing(row: OutboxRow) -> Outgoing:

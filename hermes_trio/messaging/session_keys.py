@@ -101,7 +101,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
             if value is None:
                 continue
             if not isinstance(value, str):
-                raise SessionKeyError(f"source record: {name} is {value!r}; it must be a text")
+                raise SessionKeyError(f"source record: {name} is {value!r}; it must be a string")
             known[name] = value
         missing = [name for name in ("platform", "chat_type") if not known.get(name)]
         if missing:
@@ -201,7 +201,7 @@ def check_session_id(value: str) -> str:
 
 
 def check_session_key(value: str) -> str:
-    """Return `value` if it may be a session key: within it a "/" is allowed, in front of it not."""
+    """Return `value` if it may be a session key: a "/" is allowed within it, but not at its start."""
     problem = _problem(value, MAX_KEY)
     if problem is None and value.startswith(("/", "\\")):
         problem = "it starts with a path separator"
@@ -212,7 +212,7 @@ def check_session_key(value: str) -> str:
 
 def _problem(value: str, longest: int) -> str | None:
     if not value or value != value.strip():
-        return "it is empty or has spaces around it"
+        return "it is empty, or starts or ends with a space"
     if len(value) > longest:
         return f"it has {len(value)} characters, at most {longest} are allowed"
     if ".." in value:

@@ -94,9 +94,10 @@ class PlatformSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
 
 class OutboxSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How replies are sent. After `give_up_hours` of failing attempts a reply becomes a dead letter.
+    """How replies are sent. After `give_up_hours` of failing attempts a reply becomes a dead letter; after `unanswered_attempts` that the platform took
+    without an answer, too, because it probably has the reply.
 
-    `look_seconds` is how often an idle sender looks for replies that another process has queued (`hermes-trio outbox retry`).
+    `look_seconds` is how often an idle sender polls for replies that another process has queued (`hermes-trio outbox retry`).
     """
 
     concurrency: Positive = 16
@@ -105,6 +106,7 @@ class OutboxSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     first_delay: Seconds = 2.0
     longest_delay: Seconds = 300.0
     give_up_hours: Seconds = 24.0
+    unanswered_attempts: Positive = 3
     look_seconds: Seconds = 60.0
 
 

@@ -42,7 +42,7 @@ class Origin(msgspec.Struct, frozen=True):
 
     @property
     def secure(self) -> bool:
-        """Whether the connection is encrypted."""
+        """Return whether the connection is encrypted."""
         return self.scheme == "https"
 
     @property
@@ -53,7 +53,7 @@ class Origin(msgspec.Struct, frozen=True):
 
     @property
     def loopback(self) -> bool:
-        """Whether the connection stays on this machine."""
+        """Return whether the connection stays on this machine."""
         return self.host == "localhost" or self.host.endswith(".localhost") or _is_loopback(self.host)
 
     def __str__(self) -> str:

@@ -2,8 +2,8 @@
 
 `ConnectionPool` owns the idle connections; a `ClientConnection` that is in use belongs to the call that took it, which gives
 it back or aborts it. There is no background task, no lock and no scan: taking and giving back are one list
-operation. `make bench-model` shows the figures against a shared HTTP client. Closing the transport closes the idle
-connections, and those in use when they are given back.
+operation. `make bench-model` compares it with a shared HTTP client. Closing the pool closes the idle
+connections at once, and those in use when they are given back.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from .dial import ConnectFailed, Dialer, Origin, Proxy
 __all__ = ["ClientConnection", "ConnectionPool", "ResponseBroken"]
 
 HEAD_LIMIT: Final = 64 * 1024
-"""Bytes of a response's status line and headers."""
+"""The maximum size of a response's status line and headers, in bytes."""
 
 CHUNK: Final = 64 * 1024
 """Bytes read from a socket at a time."""
 
 IDLE_LIMIT: Final = 256
-"""Idle connections kept for one origin."""
+"""The maximum number of idle connections to one origin."""
 
 IDLE_SECONDS: Final = 30.0
-"""How long an idle connection is trusted; most servers close theirs after 5 to 75 seconds."""
+"""Seconds for which an idle connection may be reused; most servers close theirs after 5 to 75 seconds."""
 
 
 class ResponseBroken(Exception):
-    """The peer closed the connection or sent invalid HTTP. `untouched` is true if no byte of a response had arrived."""
+    """Raised when the peer closes the connection or sends invalid HTTP. `untouched` is true if no byte of a response had arrived."""
 
     def __init__(self, message: str, *, untouched: bool = False) -> None:
         super().__init__(message)
@@ -99,8 +99,8 @@ class ClientConnection:
     async def send(self, method: str, target: str, headers: Sequence[tuple[str, str]], body: bytes) -> None:
         """Send a request and wait for the head of its response, which is then in `status` and `headers`.
 
-        A peer that answers and hangs up before it has read everything is heard out. Cancelling leaves the
-        connection unusable: abort it.
+        If the peer closes the connection before it has read the whole request, a response that it has sent is still
+        read. Raises `ResponseBroken` if there is none. Cancelling leaves the connection unusable: abort it.
         """
         self._reset()
         protocol: Any = self
@@ -121,9 +121,9 @@ class ClientConnection:
             await self._receive()
 
     async def read(self) -> bytes:
-        """The next piece of the body.
+        """Return the next piece of the body, or no bytes when the response is complete.
 
-        Empty when the response is complete. Raises `ResponseBroken` when it is cut off.
+        Raises `ResponseBroken` if the response is cut off.
         """
         while not self._body and not self._complete:
             await self._receive()
@@ -135,12 +135,12 @@ class ClientConnection:
 
     @property
     def complete(self) -> bool:
-        """Whether the whole response has arrived and been read."""
+        """Return whether the whole response has arrived and been read."""
         return self._complete and not self._body
 
     @property
     def reusable(self) -> bool:
-        """Whether another request may be sent on this connection."""
+        """Return whether another request may be sent on this connection."""
         return self.complete and self._keep_alive and not self.aborted
 
     def abort(self) -> None:
@@ -152,7 +152,7 @@ class ClientConnection:
             self._socket.close()
 
     def stale(self) -> bool:
-        """Whether an idle connection has been closed, or spoken on, by its peer."""
+        """Return whether an idle connection has been closed by its peer, or has unexpected bytes."""
         try:
             self._raw_peek()
         except BlockingIOError:
@@ -195,11 +195,11 @@ class ClientConnection:
         return ResponseBroken(why, untouched=not self._head_bytes)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A callback of the parser."""
+        """Handle a header (a callback of the parser)."""
         self.headers[name.decode("latin-1").lower()] = value.decode("latin-1").strip()
 
     def on_headers_complete(self) -> None:
-        """A callback of the parser."""
+        """Handle the end of the head (a callback of the parser)."""
         parser = self._parser
         assert parser is not None
         self.status = parser.get_status_code()
@@ -213,16 +213,16 @@ class ClientConnection:
         )
 
     def on_body(self, body: bytes) -> None:
-        """A callback of the parser."""
+        """Handle a part of the body (a callback of the parser)."""
         self._body.append(body)
 
     def on_message_begin(self) -> None:
-        """A callback of the parser: bytes after the end of the response make the connection unusable."""
+        """Handle bytes after the end of the response, which make the connection unusable (a callback of the parser)."""
         if self._complete:
             self._keep_alive = False
 
     def on_message_complete(self) -> None:
-        """A callback of the parser."""
+        """Handle the end of the response (a callback of the parser)."""
         if self._head_done:
             parser = self._parser
             assert parser is not None
@@ -239,9 +239,9 @@ def _cause(error: BaseException) -> str:
 
 @final
 class ConnectionPool:
-    """A pool of connections, by origin.
+    """Keeps idle connections for reuse, by origin.
 
-    An async context manager; it may be shared by any number of models and tasks.
+    It is an async context manager, and any number of models and tasks may share it.
     """
 
     def __init__(self, dialer: Dialer | None = None) -> None:
@@ -258,7 +258,7 @@ class ConnectionPool:
         self.close()
 
     def close(self) -> None:
-        """Close the idle connections and take no more back."""
+        """Close the idle connections. A connection that is given back later is closed, too."""
         self._closed = True
         for connections in self._idle.values():
             for connection in connections:
@@ -266,13 +266,13 @@ class ConnectionPool:
         self._idle.clear()
 
     async def take(self, origin: Origin, *, fresh: bool = False) -> ClientConnection:
-        """A connection to the origin: an idle one, or a new one. Cancelling leaves nothing open.
+        """Return a connection to the origin: an idle one, or a new one. Cancelling leaves nothing open.
 
-        `fresh` is for a call whose idle connection turned out to be dead: its siblings are closed with it, as they
-        will be dead, too.
+        `fresh` is for a call whose idle connection turned out to be closed: the other idle connections to this origin
+        are dropped, because the peer has probably closed them too, and a new one is opened. Raises `ConnectFailed`.
         """
         if self._closed:
-            raise ConnectFailed("the model client has been closed")
+            raise ConnectFailed("the connection pool has been closed")
         idle = self._idle.get(origin)
         oldest = trio.current_time() - IDLE_SECONDS
         while idle:
@@ -294,5 +294,5 @@ class ConnectionPool:
         idle.append(connection)
 
     def statistics(self) -> Mapping[str, int]:
-        """How many idle connections there are, by origin."""
+        """Return how many idle connections there are, by origin."""
         return {str(origin): len(connections) for origin, connections in self._idle.items() if connections}

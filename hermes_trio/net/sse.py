@@ -68,7 +68,7 @@ class EventReader:
         return events
 
     def finish(self) -> list[ServerEvent]:
-        """The stream has ended.
+        """End the stream.
 
         Return an event that lacks only its final blank line, which careless servers leave out.
         """

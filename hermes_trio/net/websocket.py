@@ -1,6 +1,6 @@
 """A WebSocket over a Trio stream: messages in, messages out, close codes kept.
 
-There is no background task: the one task that receives also answers pings, and whoever entered `open_websocket`
+There is no background task: the one task that receives also answers pings, and the caller of `open_websocket`
 ends the connection. Leaving it normally says goodbye with a close frame, bounded in time; leaving it by
 cancellation or by an error drops the connection at once.
 """
@@ -77,10 +77,10 @@ class WebSocket:
         self._size = 0
         self._sending = trio.Lock()
         self._receiving = False
-        self._torn = False
+        self._half_sent = False
         self._closed: SocketClosed | None = None
         self._ended = trio.Event()
-        self.heard_at = trio.current_time()
+        self.received_at = trio.current_time()
 
     def take_early_frames(self) -> None:
         """Keep the frames that came in one segment with the answer to the upgrade: no later read will bring them."""
@@ -88,11 +88,11 @@ class WebSocket:
 
     @property
     def closed(self) -> SocketClosed | None:
-        """How the connection ended, or None while it is open."""
+        """Return how the connection ended, or None while it is open."""
         return self._closed
 
     async def receive(self) -> str | bytes:
-        """The next whole message. Raises `SocketClosed` when there will be none.
+        """Return the next whole message. Raises `SocketClosed` when there will be none.
 
         Cancelling it loses nothing: a message that has arrived in part is completed by the next call.
         """
@@ -120,7 +120,7 @@ class WebSocket:
             await self._send(BytesMessage(message))
 
     async def ping(self) -> None:
-        """Ask the peer for a sign of life; `heard_at` moves when anything arrives."""
+        """Ask the peer for a sign of life; `received_at` moves when anything arrives."""
         await self._send(Ping(b""))
 
     async def close(self, code: int = 1000, reason: str = "", *, timeout: float = CLOSE_TIMEOUT) -> None:
@@ -147,7 +147,7 @@ class WebSocket:
         await trio.aclose_forcefully(self._stream)
 
     def _mark(self, closed: SocketClosed) -> SocketClosed:
-        """The first reason for which the connection ended is the one that counts."""
+        """Record why the connection ended; the first reason counts."""
         if self._closed is None:
             self._closed = closed
             self._ended.set()
@@ -163,7 +163,7 @@ class WebSocket:
             data = b""
         if not data:
             raise self._mark(SocketClosed(ABNORMAL_CLOSURE))
-        self.heard_at = trio.current_time()
+        self.received_at = trio.current_time()
         try:
             self._protocol.receive_data(bytes(data))
             self._events.extend(self._protocol.events())
@@ -217,18 +217,18 @@ class WebSocket:
         async with self._sending:
             if self._closed is not None:
                 raise self._closed
-            if self._torn:
+            if self._half_sent:
                 raise SocketClosed(ABNORMAL_CLOSURE, "an earlier message was cut off in the middle")
             try:
                 data = self._protocol.send(event)
             except LocalProtocolError:
                 raise SocketClosed(ABNORMAL_CLOSURE, "the close handshake has begun") from None
-            self._torn = True
+            self._half_sent = True
             try:
                 await self._stream.send_all(data)
             except (trio.BrokenResourceError, trio.ClosedResourceError):
                 raise self._mark(SocketClosed(ABNORMAL_CLOSURE)) from None
-            self._torn = False
+            self._half_sent = False
 
 
 @asynccontextmanager

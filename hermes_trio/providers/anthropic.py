@@ -119,7 +119,7 @@ class MessagesDecoder:
 
     @property
     def finished(self) -> bool:
-        """Whether the answer is complete."""
+        """Return whether the answer is complete."""
         return self._finished
 
     def event(self, event: ServerEvent) -> Sequence[ModelEvent]:
@@ -127,7 +127,7 @@ class MessagesDecoder:
         try:
             read = _events.decode(event.data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            read = self._forgiving(event.data)
+            read = self._read_leniently(event.data)
         match read.type or event.name:
             case "message_start":
                 if read.message is not None and read.message.usage is not None:
@@ -178,7 +178,7 @@ class MessagesDecoder:
             Finished(finish_reason=reason, usage=_read_usage(self._usage)),
         ]
 
-    def _forgiving(self, data: bytes) -> _Event:
+    def _read_leniently(self, data: bytes) -> _Event:
         try:
             return _events.decode(data.decode("utf-8", "replace"))
         except (msgspec.DecodeError, RecursionError) as error:
@@ -229,7 +229,7 @@ def _later(first: _Usage, last: _Usage) -> _Usage:
 def _read_usage(usage: _Usage) -> Usage:
     written, read = usage.cache_creation_input_tokens or 0, usage.cache_read_input_tokens or 0
     return Usage(
-        # The API counts cached tokens apart from the input; we count the whole prompt, whoever the provider is.
+        # The API counts cached tokens apart from the input; we count the whole prompt for every provider.
         input_tokens=(usage.input_tokens or 0) + written + read,
         output_tokens=usage.output_tokens or 0,
         cache_read_tokens=read,
@@ -298,7 +298,7 @@ class AnthropicModel(HttpModel):
         last[-1] = self._marked(last[-1])
         return msgspec.json.encode(body)
 
-    def relent(self, body: bytes, error: ModelError) -> bool:
+    def adapt_to_refusal(self, body: bytes, error: ModelError) -> bool:
         """Stop marking the prompt for the cache if this server does not accept the mark."""
         if error.status in (400, 422) and "cache_control" in error.message and b'"cache_control"' in body:
             self._cache = False

@@ -2,7 +2,8 @@
 
 Deterministic: the same request gives the same events and ids. If the request's metadata has `directives: True`, it obeys lines at the top of the
 message that begin with `!`, each as one step, several tool calls in parallel; otherwise it echoes them like any text, and names the setting that
-enables them.
+enables them. The name of the sender may stand in front of the first one, as in `[Ann] !run ls`. A `preface` in the
+metadata, which the runtime put in front of the message, is acknowledged, and the message behind it is answered.
 """
 
 from __future__ import annotations
@@ -65,10 +66,12 @@ _REMARKS: Final = ("approval", "notify_unsupported", "hint", "watch_patterns_ign
 """Fields of a result that hold a sentence for the person."""
 
 _NOTICE: Final = re.compile(r"^\[(?:IMPORTANT|ASYNC DELEGATION)\b", re.MULTILINE)
+_SENDER: Final = re.compile(r"\A\[[^\[\]\n]+\] (?=!)")
+"""The name of the sender in front of a message in a shared conversation."""
 _WORDS: Final = re.compile(r"\s*\S+|\s+$")
 
 
-class _Misused(Exception):
+class _DirectiveError(Exception):
     """Raised for a directive that cannot be obeyed. The text helps its author."""
 
 
@@ -151,7 +154,7 @@ def _steps(request: ModelRequest) -> Iterator[ModelEvent | float]:
         for step in _sleep(plan.sleep):
             sent += len(step.text) if isinstance(step, TextDelta) else 0
             yield step
-    text, cut = _obedient(plan.text, request.options)
+    text, cut = _with_options(plan.text, request.options)
     for piece in _pieces(text):
         sent += len(piece)
         yield TextDelta(piece)
@@ -168,7 +171,7 @@ def _steps(request: ModelRequest) -> Iterator[ModelEvent | float]:
     )
 
 
-def _obedient(text: str, options: ModelOptions) -> tuple[str, bool]:
+def _with_options(text: str, options: ModelOptions) -> tuple[str, bool]:
     """Return the text in the shape and length that the client asked for, and whether it was cut."""
     if options is NO_OPTIONS or not text:
         return text, False
@@ -253,16 +256,27 @@ def _plan(request: ModelRequest) -> _Plan:
     if last.role == "tool":
         return _Plan(text=_results(conversation))
     text = last.text
-    if request.metadata.get("notice") or _NOTICE.match(text):
+    preface = str(request.metadata.get("preface") or "")
+    if request.metadata.get("notice") or not preface or not text.startswith(preface):
+        return _answer(last, text, request.metadata)
+    plan = _answer(last, text.removeprefix(preface).lstrip("\n"), request.metadata)
+    plan.text = "\n\n".join(part for part in (_acknowledgement(preface), plan.text) if part)
+    return plan
+
+
+def _answer(message: Message, text: str, metadata: Mapping[str, object]) -> _Plan:
+    """Return the answer to the text of a message, without a preface."""
+    if metadata.get("notice") or _NOTICE.match(text):
         return _Plan(text=_acknowledgement(text))
-    if text.startswith("!"):
-        if not request.metadata.get("directives"):
-            return _Plan(text=_echo(last) + _off(text, str(request.metadata.get("platform") or "")))
+    said = _SENDER.sub("", text, count=1)
+    if said.startswith("!"):
+        if not metadata.get("directives"):
+            return _Plan(text=_echo(message, text) + _off(said, str(metadata.get("platform") or "")))
         try:
-            return _obey(text)
-        except _Misused as error:
+            return _run_directive(said)
+        except _DirectiveError as error:
             return _Plan(text=str(error))
-    return _Plan(text=_echo(last))
+    return _Plan(text=_echo(message, text))
 
 
 def _off(text: str, platform: str) -> str:
@@ -273,8 +287,7 @@ def _off(text: str, platform: str) -> str:
     return f'\n\n(The demo model does not obey directives{where}. The setting: `[agent] demo_directives = ["{named}"]`)'
 
 
-def _echo(message: Message) -> str:
-    text = message.text
+def _echo(message: Message, text: str) -> str:
     shown = text if len(text) <= ECHO_LIMIT else f"{text[:ECHO_LIMIT]}… ({len(text)} characters)"
     pictures = (
         0 if isinstance(message.content, str) else sum(part.get("type") == "image_url" for part in message.content)
@@ -345,7 +358,7 @@ def _acknowledgement(text: str) -> str:
     return "\n\n".join(answers)
 
 
-def _obey(text: str) -> _Plan:
+def _run_directive(text: str) -> _Plan:
     plan = _Plan()
     for line in text.splitlines():
         if not line.startswith("!"):
@@ -354,12 +367,12 @@ def _obey(text: str) -> _Plan:
         directive = _OBEY.get(word)
         if directive is None:
             known = "\n".join(f"- {usage}" for usage in DIRECTIVES.values())
-            raise _Misused(
+            raise _DirectiveError(
                 f"I do not know {word}. These directives are known, one a line, at the top of a message:\n{known}"
             )
         rest = rest.strip()
         if not rest:
-            raise _Misused(f"{word} needs something to work on. Usage: {DIRECTIVES[word]}")
+            raise _DirectiveError(f"{word} needs something to work on. Usage: {DIRECTIVES[word]}")
         directive(plan, rest)
     return plan
 
@@ -380,7 +393,7 @@ def _watch(plan: _Plan, rest: str) -> None:
         pattern, _, command = rest.partition(" ")
         command = command.strip()
     if not pattern or not command:
-        raise _Misused(f"!watch needs a pattern and a command. Usage: {DIRECTIVES['!watch']}")
+        raise _DirectiveError(f"!watch needs a pattern and a command. Usage: {DIRECTIVES['!watch']}")
     plan.calls.append(("terminal", {"command": command, "background": True, "watch_patterns": [pattern]}))
 
 
@@ -393,9 +406,9 @@ def _tool(plan: _Plan, rest: str) -> None:
     try:
         arguments: Any = msgspec.json.decode(written.strip() or "{}")
     except (msgspec.DecodeError, RecursionError) as error:
-        raise _Misused(f"The arguments for {name} are not JSON: {error}. Usage: {DIRECTIVES['!tool']}") from None
+        raise _DirectiveError(f"The arguments for {name} are not JSON: {error}. Usage: {DIRECTIVES['!tool']}") from None
     if not isinstance(arguments, dict):
-        raise _Misused(f"The arguments for {name} must be a JSON object. Usage: {DIRECTIVES['!tool']}")
+        raise _DirectiveError(f"The arguments for {name} must be a JSON object. Usage: {DIRECTIVES['!tool']}")
     plan.calls.append((name, arguments))  # pyright: ignore[reportUnknownArgumentType]
 
 
@@ -405,7 +418,7 @@ def _take_time(plan: _Plan, rest: str) -> None:
     except ValueError:
         seconds = math.nan
     if not 0 <= plan.sleep + seconds <= LONGEST_SLEEP or seconds < 0:
-        raise _Misused(
+        raise _DirectiveError(
             f"{shlex.quote(rest)} is not a number of seconds from 0 to {LONGEST_SLEEP:g}. Usage: {DIRECTIVES['!sleep']}"
         )
     plan.sleep += seconds

@@ -59,7 +59,7 @@ ERROR_BODY_LIMIT: Final = 64 * 1024
 ERROR_BODY_SECONDS: Final = 5.0
 """The time limit for an error response, after its headers."""
 
-CONCESSIONS: Final = 4
+MAX_ADAPTATIONS: Final = 4
 """How often one call is rewritten because the server refused an optional part of it."""
 
 TAIL_SECONDS: Final = 0.1
@@ -117,7 +117,7 @@ class StreamDecoder(Protocol):
 
     @property
     def finished(self) -> bool:
-        """Whether `Finished` has been returned."""
+        """Return whether `Finished` has been returned."""
         ...
 
     def event(self, event: ServerEvent) -> Sequence[ModelEvent]: ...
@@ -157,7 +157,7 @@ class HttpModelStream(trio.abc.ReceiveChannel[ModelEvent]):
         self._events: deque[ModelEvent] = deque()
         self._received = 0
         self._attempt = 0
-        self._concessions = 0
+        self._adaptations = 0
         self._emitted = False
         self._failure: ModelError | None = None
         self._body = b""
@@ -184,7 +184,7 @@ class HttpModelStream(trio.abc.ReceiveChannel[ModelEvent]):
         self._drop()
 
     async def aclose(self) -> None:
-        """The same as `close`, without waiting."""
+        """Close it as `close` does, without waiting."""
         self.close()
         await trio.lowlevel.checkpoint()
 
@@ -224,8 +224,8 @@ class HttpModelStream(trio.abc.ReceiveChannel[ModelEvent]):
             if self._emitted or self._events:
                 # Events that arrived before the failure are returned before it is raised.
                 self._failure = error
-            elif self._concessions < CONCESSIONS and self._wire.relent(self._body, error):
-                self._concessions += 1
+            elif self._adaptations < MAX_ADAPTATIONS and self._wire.adapt_to_refusal(self._body, error):
+                self._adaptations += 1
                 self._attempt -= 1
             else:
                 await self._pause(error)
@@ -276,7 +276,7 @@ class HttpModelStream(trio.abc.ReceiveChannel[ModelEvent]):
                 try:
                     await connection.send("POST", endpoint.path, headers, body)
                 except ResponseBroken as error:
-                    # The server may close an idle connection in the moment in which we use it: that is nobody's
+                    # The server may close an idle connection in the moment in which we use it: that is no
                     # failure.
                     if connection.reused and error.untouched:
                         self._drop()
@@ -494,5 +494,5 @@ class HttpModel(ABC):
         """Return a decoder for one answer."""
 
     @abstractmethod
-    def relent(self, body: bytes, error: ModelError) -> bool:
+    def adapt_to_refusal(self, body: bytes, error: ModelError) -> bool:
         """Adapt to a refusal of `body`; return whether the next `encode` leaves out what the server refused."""

@@ -120,7 +120,7 @@ class ChatDecoder:
 
     @property
     def finished(self) -> bool:
-        """Whether the answer is complete."""
+        """Return whether the answer is complete."""
         return self._finished
 
     def event(self, event: ServerEvent) -> Sequence[ModelEvent]:
@@ -246,7 +246,7 @@ class OpenAIModel(HttpModel):
             body.update(_encode_options(options))
         return msgspec.json.encode(body)
 
-    def relent(self, body: bytes, error: ModelError) -> bool:
+    def adapt_to_refusal(self, body: bytes, error: ModelError) -> bool:
         """Leave out an optional field that the server has just refused, from now on. Fields that the client asked for are never left out."""
         if error.status not in (400, 422):
             return False

@@ -286,7 +286,7 @@ def _text(table: Mapping[str, Any], key: str, where: str, *, required: bool = Tr
     def check(value: Any) -> str | None:
         return value.strip() if isinstance(value, str) and value.strip() else None
 
-    text = _read(table, key, where, "a text that is not empty", check)
+    text = _read(table, key, where, "a non-empty string", check)
     if text is None and required:
         raise InvalidRoute(f"{where}.{key} is missing")
     return text or ""
@@ -330,7 +330,7 @@ def _headers(table: Mapping[str, Any], where: str) -> tuple[tuple[str, str], ...
         if not name.replace("-", "").isalnum() or not name.isascii():
             raise InvalidRoute(f"{where}: {name!r} is not the name of a header")
         if not isinstance(value, str) or not value.isascii() or not value.isprintable():
-            raise InvalidRoute(f"{where}.{name} must be a text of printable ASCII characters")
+            raise InvalidRoute(f"{where}.{name} must be a string of printable ASCII characters")
         headers.append((name, value))
     return tuple(headers)
 
@@ -338,7 +338,7 @@ def _headers(table: Mapping[str, Any], where: str) -> tuple[tuple[str, str], ...
 _KINDS: Final[Mapping[type[object], str]] = {
     dict: "a table",
     list: "a list",
-    str: "a text",
+    str: "a string",
     bool: "a truth value",
     int: "a number",
 }

@@ -76,10 +76,16 @@ class Admission:
         self.check()
         self.active += 1
 
-    async def admit(self) -> None:
-        """Take a token, waiting in FIFO order. Cancelling leaves the queue."""
+    def try_admit(self) -> bool:
+        """Take a token if one is free and no other turn waits for it; return whether it is taken."""
         if self.active < self.limit and not self._line:
             self.active += 1
+            return True
+        return False
+
+    async def admit(self) -> None:
+        """Take a token, waiting in FIFO order. Cancelling leaves the queue."""
+        if self.try_admit():
             return
         turn = trio.Event()
         self._line.append(turn)

@@ -40,7 +40,8 @@ def as_reply(answer: object, agent: object) -> Reply:
     if isinstance(answer, str):
         return Reply(text=answer)
     if isinstance(answer, Reply):
-        return _checked(answer, agent)
+        plain = type(answer.text) is str and type(answer.usage) is Usage and not answer.messages
+        return answer if plain else _checked(answer, agent)
     given = "None (is there a `return` missing?)" if answer is None else f"{type(answer).__name__}"
     raise AgentFailed(
         f"the agent {agent_name(agent)} returned {given}; an agent returns a str or a hermes_trio.Reply",

@@ -18,7 +18,7 @@ import trio
 
 from .context import current_binding
 from .errors import AgentFailed, RuntimeClosed, RuntimeProblem
-from .threads import exits_only_the_call, hold_clock, release_clock, wait_out
+from .threads import abandon_call, exits_only_the_call, hold_clock, release_clock, wait_out
 from .tree import Node, Tree
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class OnTrio(Protocol):
 
     @property
     def bridge(self) -> AsyncioLoop:
-        """The asyncio loop of its runtime."""
+        """Return the asyncio loop of its runtime."""
         ...
 
     def start_on_trio(self, function: Callable[[], Awaitable[None]], name: str) -> None:
@@ -81,13 +81,13 @@ class AsyncioLoop:
         self._stop: Callable[[], object] | None = None
         self._closed = False
         self._away: dict[Node, tuple[int, bool]] = {}
-        """How many calls on Trio each asyncio task of a node waits for, and whether a virtual clock was let go for them."""
+        """How many calls on Trio each asyncio task of a node waits for, and whether a virtual clock was released for them."""
         self._token: trio.lowlevel.TrioToken = trio.lowlevel.current_trio_token()
         self.node: Node | None = None
 
     @property
     def descriptors(self) -> frozenset[int]:
-        """The descriptors that belong to the thread's loop: its selector and its wake-up sockets."""
+        """Return the descriptors that belong to the thread's loop: its selector and its wake-up sockets."""
         if self._thread is None or self._loop is None or self._loop.is_closed():
             return frozenset()
         parts = (getattr(self._loop, name, None) for name in ("_selector", "_ssock", "_csock"))
@@ -95,10 +95,10 @@ class AsyncioLoop:
 
     @property
     def thread(self) -> threading.Thread | None:
-        """The thread of the loop, if it was started."""
+        """Return the thread of the loop, if it was started."""
         return self._thread
 
-    def lend(self, loop: asyncio.AbstractEventLoop) -> None:
+    def use_host_loop(self, loop: asyncio.AbstractEventLoop) -> None:
         """Use `loop`, which the embedding program runs and closes, instead of one in an own thread. Call it before the first use."""
         assert self._loop is None
         self._loop = loop
@@ -200,8 +200,7 @@ class AsyncioLoop:
                 await wait_out(over, returned, self._grace, clock)
             if not over.is_set() and node is not None:
                 abandoned = True
-                node.note = "abandoned"
-                node.move(self._tree.abandoned)
+                abandon_call(node, over)
             raise
         task = tasks[0]
         if task.cancelled():
@@ -223,11 +222,15 @@ class AsyncioLoop:
             function(*args)
             return
 
+        caller = contextvars.copy_context()
+
         def call() -> None:
             try:
                 function(*args)
             except Exception:
-                logger.exception("a call from another thread failed: %s", getattr(function, "__qualname__", function))
+                # In the caller's context, so that the entry has its session and turn.
+                name = getattr(function, "__qualname__", function)
+                caller.run(logger.exception, "a call from another thread failed: %s", name)
 
         try:
             self._token.run_sync_soon(call)
@@ -258,7 +261,7 @@ class AsyncioLoop:
 
         async def work() -> None:
             result: T | None = None
-            error: BaseException | None = RuntimeClosed(f"its owner ended while {name} was under way")
+            error: BaseException | None = RuntimeClosed(f"{name} was cancelled: its owner ended")
             try:
                 with scope:
                     result = await function()
@@ -274,12 +277,12 @@ class AsyncioLoop:
                 owner.start_on_trio(work, name)
                 self._leave_clock(caller)
             except (RuntimeError, AttributeError, RuntimeClosed):
-                _tell_loop(loop, settle, None, RuntimeClosed(f"its owner is over; {name} came too late"))
+                _tell_loop(loop, settle, None, RuntimeClosed(f"{name} was refused: its owner has ended"))
 
         try:
             self._token.run_sync_soon(start)
         except trio.RunFinishedError:
-            raise RuntimeClosed(f"the runtime has ended; {name} came too late") from None
+            raise RuntimeClosed(f"{name} was refused: the runtime has ended") from None
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:

@@ -59,7 +59,7 @@ class Allowance:
         self._left: dict[Resource, int] = dict(self._given)
 
     def rest(self, resource: Resource) -> int | None:
-        """Return what may still be spent here: the smallest rest of all levels, or None without any limit."""
+        """Return what may still be spent here: the smallest rest of all levels, or None if no level has a limit."""
         smallest: int | None = None
         level: Allowance | None = self
         while level is not None:
@@ -75,10 +75,10 @@ class Allowance:
         while level is not None:
             left = level._left.get(resource)
             if left is not None and left < amount:
-                detail = f"{resource}: {level._given[resource] - left} of {level._given[resource]} used, {amount} more asked for"
+                detail = f"{resource}: {level._given[resource] - left} of {level._given[resource]} used, {amount} more requested"
                 if level._exhausted is not None:
                     level._exhausted(Cause(CancelCause.BUDGET, detail))
-                raise BudgetExhausted(f"the budget is used up ({detail}); raise it, or let the work end")
+                raise BudgetExhausted(f"the budget is used up ({detail}); raise the budget, or end the work")
             level = level._parent
         level = self
         while level is not None:

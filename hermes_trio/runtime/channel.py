@@ -22,7 +22,7 @@ class CompletionChannel:
     def __init__(self, inbox: str, *, mint: object = None) -> None:
         if mint is not _MINT:
             raise TypeError(
-                "a CompletionChannel cannot be made by hand: a delivering adapter has one, and so has a DeliveringTurn (`turn.channel`)"
+                "a CompletionChannel cannot be constructed: a delivering adapter has one, and so has a DeliveringTurn (`turn.channel`)"
             )
         self.inbox = inbox
 

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from copy import copy
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
@@ -96,6 +97,12 @@ class SessionContext(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             pass
         for name in _FIELDS:
             check_id(getattr(self, name), f"SessionContext.{name}", MAX_PATH_LENGTH if name == "cwd" else MAX_ID_LENGTH)
+
+    def with_own_key(self) -> SessionContext:
+        """Return this context with its session id as its session key. Nothing is checked again: the id has been."""
+        keyed = copy(self)
+        msgspec.structs.force_setattr(keyed, "session_key", self.session_id)
+        return keyed
 
     def environ(self) -> dict[str, str]:
         """Return the environment variables for a child process of this session: all of them, so that none is inherited."""

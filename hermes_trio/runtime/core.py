@@ -22,6 +22,7 @@ from .ids import Ids
 from .outcome import CancelCause, Cause
 from .ports import Agent, RuntimeStore, TurnInput
 from .settlement import Settlement
+from .store_waits import StoreWaits
 from .threads import Threads
 from .tree import Node, Tree
 from .turn import EMBEDDED, NO_HOOKS, DeliveringTurn, Owner, StatelessTurn, Turn, TurnHooks, TurnOrigin, TurnSpec
@@ -29,7 +30,7 @@ from .turn import EMBEDDED, NO_HOOKS, DeliveringTurn, Owner, StatelessTurn, Turn
 if TYPE_CHECKING:
     from .event_writer import EventWriter
     from .membership import Membership
-    from .neighbours import Neighbours
+    from .peers import Peers
     from .supervisor import Supervisor
 
 __all__ = ["SUBAGENT", "RuntimeCore", "RuntimeSettings"]
@@ -50,7 +51,7 @@ class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
     unwatched_job_seconds: float = 24 * 3600.0
     """An unwatched job that is older is stopped: it has no notice through which its session could learn of it."""
     finish_seconds: float = 10.0
-    """The bound of the shield around the commit of an end."""
+    """The bound of the shield around the commit of an end; when a drain's time is over, of all of them together while the store does not answer."""
     inbox_attempts: int = 3
     """How often a message or a notice is claimed for a turn before it becomes a dead letter."""
     hook_seconds: float = 30.0
@@ -89,6 +90,7 @@ class RuntimeCore:
         self.asyncio_loop = AsyncioLoop(self.tree, grace=settings.thread_grace)
         self.locks = SessionLocks()
         self.admission = Admission(settings.max_turns)
+        self.waits = StoreWaits(settings.finish_seconds, self.tree.now)
         self.ends = Ends(self)
         self.live_turns: dict[str, Turn] = {}
         """Every turn from the moment it is made, so that a drain sees what is about to begin."""
@@ -101,7 +103,7 @@ class RuntimeCore:
         self.supervisor: Supervisor
         self.journal: EventWriter
         self.membership: Membership
-        self.neighbours: Neighbours
+        self.peers: Peers
         self.shared: bool = store.lease_seconds > 0
         """Whether other nodes may use the store at the same time."""
         self.hosts = Hosts(self)

@@ -2,14 +2,13 @@
 
 The end of a turn, a job, an attempt to send, a cron slot or a claim is written through `Ends.put`. If the store refuses it, this
 task retries it with growing pauses until it is written or the runtime closes. Ends may be written twice: the store's verbs change nothing the
-second time. An end that is refused while other writes succeed is reduced to its state and its error. An end that belongs to another owner by now
+second time. An end that is refused while other writes succeed is reduced to its state and its error. An end that now belongs to another owner
 (`Fenced`) is dropped.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
@@ -62,6 +61,10 @@ class End(msgspec.Struct, eq=False):
     """Made when the end has to wait for a retry; set when it is written or given up."""
 
 
+def _shield(until: float) -> trio.CancelScope:
+    return trio.CancelScope(shield=True, deadline=until)
+
+
 class Ends:
     """The waiting ends of one runtime. `len` is their number."""
 
@@ -70,6 +73,9 @@ class Ends:
         self._waiting: dict[End, None] = {}
         self._wake = trio.Event()
         self._open = False
+        self._nursery: trio.Nursery
+        self._retry = trio.CancelScope()
+        """The scope of the last attempt of `_run`."""
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -87,9 +93,29 @@ class Ends:
         return True
 
     async def put(self, end: End) -> bool:
-        """Write an end; return whether it is written. Shielded for `finish_seconds`; after that this object retries it and calls `end.then`."""
-        until = trio.current_time() + self._core.settings.finish_seconds
-        if not await self._attempt(end, until):
+        """Write an end; return whether it is written. Shielded for `finish_seconds`; after that this object retries it and calls `end.then`.
+
+        When the time of a drain is over, all calls share these seconds while the store does not answer (`StoreWaits`).
+        """
+        waits = self._core.waits
+        until = waits.begin()
+        error: Exception | None = None
+        try:
+            with trio.CancelScope(shield=True, deadline=until):
+                try:
+                    end.value = await end.write()
+                except Exception as raised:
+                    error = raised
+                else:
+                    end.written = True
+                    waits.answered()
+                    if end.then is not None:
+                        self._settle(end)
+                    return True
+            if isinstance(error, Fenced):
+                self._drop(end, error)
+                return False
+            self._note(end, error or self._silence())
             if self._open:
                 end.over = trio.Event()
                 self._waiting[end] = None
@@ -98,26 +124,44 @@ class Ends:
                     await end.over.wait()
             else:
                 self._give_up(end)
-        return end.written
+            return end.written
+        finally:
+            waits.end()
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
-        """Retry ends for the body of the `async with`. Leaving tries each once more, all within `finish_seconds`; the next start reaps the rest."""
+        """Retry ends for the body of the `async with`. Leaving tries each once more, all within one `finish_seconds`; the next start reaps the rest."""
         self._open = True
         async with trio.open_nursery() as nursery:
+            self._nursery = nursery
             nursery.start_soon(self._run, name="ends")
             try:
                 yield
             finally:
                 self._open = False
                 nursery.cancel_scope.cancel()
-                until = trio.current_time() + self._core.settings.finish_seconds
+                waits = self._core.waits
+                until = waits.begin()
+                self._retry.deadline = min(self._retry.deadline, until)
                 for end in list(self._waiting):
-                    if not await self._attempt(end, until):  # noqa: ASYNC102 - bounded by finish_seconds
+                    if not await self._attempt(end, _shield(until)):  # noqa: ASYNC102 - bounded by finish_seconds
                         self._give_up(end)
+                waits.end()
+
+    def start_soon(self, function: Callable[[], Awaitable[None]]) -> None:
+        """Start a task for an end that is written while this closes. It must shield itself, with a bound: the closing cancels it, and waits for it."""
+        self._core.base_context.copy().run(self._nursery.start_soon, function)
+
+    def _drop(self, end: End, error: Fenced) -> None:
+        logger.warning("could not write %s; another owner has it: %s", end.name, error)
+        end.problem, end.error = str(error), error
+        self._settle(end)
+
+    def _silence(self) -> OutcomeUnknown:
+        return OutcomeUnknown(f"the store did not answer within {self._core.settings.finish_seconds:g} s")
 
     def _give_up(self, end: End) -> None:
-        logger.error("%s is not written, the next start ends it: %s", end.name, end.problem)
+        logger.error("could not write %s; the next start ends it: %s", end.name, end.problem)
         self._settle(end)
 
     async def _run(self) -> None:
@@ -132,13 +176,13 @@ class Ends:
             delay = min(2 * delay, LONGEST_SECONDS)
             for end in list(self._waiting):
                 await trio.lowlevel.checkpoint_if_cancelled()
-                if await self._attempt(end, math.inf):
+                self._retry = _shield(trio.current_time() + self._core.settings.finish_seconds)
+                if await self._attempt(end, self._retry):
                     delay = FIRST_SECONDS
 
-    async def _attempt(self, end: End, until: float) -> bool:
-        """Try once, for at most `finish_seconds`; return whether the end needs no further attempt (written, or fenced)."""
-        seconds = self._core.settings.finish_seconds
-        with trio.CancelScope(shield=True, deadline=min(until, trio.current_time() + seconds)):
+    async def _attempt(self, end: End, scope: trio.CancelScope) -> bool:
+        """Try once, in this scope; return whether the end needs no further attempt (written, or fenced)."""
+        with scope:
             try:
                 try:
                     if end.was_reduced and end.reduced is not None:
@@ -152,20 +196,17 @@ class Ends:
                     if not await self._reduce(end):
                         return False
                 end.written, end.problem = True, ""
+                self._core.waits.answered()
                 if end.was_reduced:
-                    logger.error(
-                        "%s was refused by the store, and is reduced to its state and error: %s", end.name, end.error
-                    )
+                    logger.error("the store refused %s; only its state and error are written: %s", end.name, end.error)
+                self._settle(end)
             except Fenced as error:
-                logger.warning("%s is not written: %s", end.name, error)
-                end.problem, end.error = str(error), error
+                self._drop(end, error)
             except Exception as error:
                 self._note(end, error)
                 return False
-            if end.then is not None or end.over is not None:
-                self._settle(end)
             return True
-        self._note(end, OutcomeUnknown(f"the store did not answer within {seconds:g} s"))
+        self._note(end, self._silence())
         return False
 
     async def _reduce(self, end: End) -> bool:
@@ -194,7 +235,7 @@ class Ends:
         end.uncertain = end.uncertain or isinstance(error, OutcomeUnknown)
         end.problem, end.error = str(error) or type(error).__name__, error
         if end.attempts in (1, FULL_ATTEMPTS):
-            logger.error("%s is not written yet, it is tried again: %s", end.name, end.problem)
+            logger.error("could not write %s; retrying: %s", end.name, end.problem)
 
     def _settle(self, end: End) -> None:
         self._waiting.pop(end, None)

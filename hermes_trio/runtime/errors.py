@@ -10,6 +10,7 @@ __all__ = [
     "BudgetExhausted",
     "Draining",
     "Fenced",
+    "HandledElsewhere",
     "HostedElsewhere",
     "InvalidContext",
     "JobRefused",
@@ -33,7 +34,7 @@ class RuntimeProblem(Exception):
 
     @property
     def public(self) -> str:
-        """The text for a client."""
+        """Return the text for a client."""
         return self.told or str(self)
 
 
@@ -68,21 +69,28 @@ class Draining(RuntimeProblem):
 
 
 class Fenced(RuntimeProblem):
-    """Raised when the row of a write belongs to another owner by now; nothing was written. The other owner ends it."""
+    """Raised when the row of a write now belongs to another owner; nothing was written. The other owner ends it."""
 
 
 class SessionHeld(RuntimeProblem):
     """Raised when a turn of another node holds the session; nothing was written. The end of that turn is signalled."""
 
 
-class HostedElsewhere(RuntimeProblem):
-    """Raised when a session's turns run on another node, `node`, because its shell, files or jobs are there; nothing was begun."""
+class HandledElsewhere(RuntimeProblem):
+    """Raised when another node, `node`, has to handle a request; nothing was begun."""
+
+    def __init__(self, message: str, node: str) -> None:
+        super().__init__(message)
+        self.node: str = node
+
+
+class HostedElsewhere(HandledElsewhere):
+    """Raised when a session's turns run on another node, because its shell, files or jobs are there; nothing was begun."""
 
     def __init__(self, session_id: str, node: str) -> None:
         super().__init__(
-            f"session {session_id} is bound to node {node[:8]}, where its shell, its files or its jobs are"
+            f"session {session_id} is bound to node {node[:8]}, where its shell, its files or its jobs are", node
         )
-        self.node: str = node
 
 
 class MembershipLost(RuntimeProblem):
@@ -113,7 +121,7 @@ class UnknownJob(RuntimeProblem, KeyError):
 
 
 class BudgetExhausted(RuntimeProblem):
-    """Raised when a scope spends more than its budget; the scope that owns the budget is cancelled."""
+    """Raised when a scope spends more than its budget; the scope that owns the budget is cancelled. A turn that would exceed `wakes` does not begin."""
 
 
 class AgentFailed(RuntimeProblem):

@@ -54,7 +54,7 @@ class EventLog:
 
     @property
     def oldest(self) -> int:
-        """The number of the oldest event still held; `last + 1` when there is none."""
+        """Return the number of the oldest event still held; `last + 1` when there is none."""
         return self._events[0].number if self._events else self.last + 1
 
     def append(self, data: Mapping[str, Any]) -> LogEvent:

@@ -77,11 +77,26 @@ class EventWriter:
         self._wake.set()
 
     def give_back(self, rows: Sequence[EventRow]) -> None:
-        """Queue events again that could not be written, before later ones of their run."""
+        """Queue events again that could not be written, before later ones of their run. Events that are queued already are left alone."""
         for row in reversed(rows):
-            self._waiting.setdefault(row.run_id, []).insert(0, row)
+            queued = self._waiting.setdefault(row.run_id, [])
+            if row not in queued:
+                queued.insert(0, row)
         if rows:
             self._wake.set()
+
+    async def write_before(self, rows: Sequence[EventRow]) -> None:
+        """Write events of a run whose end is written next without them. Those that the store refuses are queued again; the end does not wait for them."""
+        if not rows:
+            return
+        try:
+            await self._core.store.append_events(rows)
+        except Exception as error:
+            logger.warning("could not write %d events of run %s; retrying: %s", len(rows), rows[0].run_id, error)
+            self.give_back(rows)
+        except BaseException:
+            self.give_back(rows)
+            raise
 
     def terminal(self, turn: Turn, outcome: Outcome) -> tuple[EventRow, ...]:
         """Return the rows that must commit with the end of this turn: the events of its run that may not have been written, and the terminal event.
@@ -128,7 +143,7 @@ class EventWriter:
             try:
                 await self._core.store.set_run_status(run_id, status)
             except Exception as error:
-                logger.warning("the status of run %s could not be written down, trying again: %s", run_id, error)
+                logger.warning("could not write the status of run %s; retrying: %s", run_id, error)
                 await trio.sleep(RETRY_SECONDS)
                 self._wake.set()
                 return
@@ -169,9 +184,14 @@ class EventWriter:
             self._refusals[rows[0].run_id] += len(refused) < len(batches)
             if self._refusals[rows[0].run_id] >= REFUSALS:
                 # The store works, and has refused these `REFUSALS` times: they stay only in the live log.
-                logger.error("%d events of run %s are not kept: %s", len(rows), rows[0].run_id, error)
+                logger.error(
+                    "the store refused %d events of run %s; only the live log has them: %s",
+                    len(rows),
+                    rows[0].run_id,
+                    error,
+                )
                 continue
-            logger.warning("%d events could not be written down, trying again: %s", len(rows), error)
+            logger.warning("could not write %d events of run %s; retrying: %s", len(rows), rows[0].run_id, error)
             self.give_back(rows)
         if self._waiting and refused:
             await trio.sleep(RETRY_SECONDS)

@@ -1,7 +1,7 @@
-"""Placement: which node runs the turns of a session. Any node does, until the session is bound to one.
+"""Session hosts: which node runs the turns of a session. Any node does, until the session is bound to one.
 
 The first command of a session binds it to the node that runs it, because its shell and its files are there; live jobs bind it for as long as they live. A turn
-that arrives on another node is refused with `HostedElsewhere`, and its caller forwards it. If the node is gone, the turn runs here, and its input
+that arrives on another node is refused with `HostedElsewhere`, and its caller forwards it. If the node has ended, the turn runs here, and its input
 says what was lost. A store with one owner has no bindings.
 """
 
@@ -49,7 +49,7 @@ class Hosts:
         self._bound: set[str] = set()
 
     async def place(self, spec: TurnSpec, *, anywhere: bool = False) -> TurnSpec:
-        """Return the spec to run here: `spec`, or, if its session was bound to a node that is gone, `spec` with a text about what was lost.
+        """Return the spec to run here: `spec`, or, if its session was bound to a node that has ended, `spec` with a text about what was lost.
 
         Raises `HostedElsewhere` if another node has to run it, unless it may run `anywhere`.
         """
@@ -58,8 +58,12 @@ class Hosts:
         if not core.shared or not session_id:
             return spec
         found = await core.store.session_host(session_id)
-        if found is None or found.node == core.store.owner:
+        if found is None:
             return spec
+        if found.node in ("", core.store.owner):
+            if not found.held or spec.spare is None:
+                return spec
+            return await self.place(msgspec.structs.replace(spec, context=spec.spare(), spare=None), anywhere=anywhere)
         if not found.gone:
             if anywhere or _here.get():
                 return spec
@@ -99,9 +103,7 @@ class Hosts:
         except Fenced:
             raise
         except Exception as error:
-            logger.warning(
-                "session %s could not be bound to this node, its next command tries again: %s", session_id, error
-            )
+            logger.warning("could not bind session %s to this node; its next command retries: %s", session_id, error)
 
     def forget(self, session_id: str) -> None:
         """Drop the cached binding of a session that has ended."""
@@ -121,7 +123,7 @@ def _conversation(turn: Turn) -> str:
 
 
 def loss_text(lost: SessionHost) -> str:
-    """Return the text that tells a model which node is gone and what was lost with it."""
+    """Return the text that tells a model which node has ended and what was lost with it."""
     lines = [
         "[IMPORTANT: The host on which the commands of this conversation ran is gone, and this turn runs on another one.",
         "Its shell is lost: directory, variables, functions and aliases are those of a new shell. Files that were only on that host are not here.",
@@ -138,4 +140,6 @@ def with_preface(input: TurnInput, text: str) -> TurnInput:
     if content:
         parts = [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
         content = [{"type": "text", "text": text}, *parts]
-    return msgspec.structs.replace(input, text=f"{text}\n\n{input.text}" if input.text else text, content=content)
+    return msgspec.structs.replace(
+        input, text=f"{text}\n\n{input.text}" if input.text else text, content=content, preface=text
+    )

@@ -19,8 +19,9 @@ from .context import SessionContext, check_id
 from .core import RuntimeCore
 from .ends import End
 from .errors import Draining, RuntimeProblem
-from .outcome import Cause, Outcome, StopReceipt
+from .outcome import Cause, Outcome
 from .ports import InboxKind, InboxRow, NewMessage, NewReply, RuntimeStore, TurnInput, inbox_topic
+from .stop_receipt import StopReceipt
 from .tree import waiting
 from .turn import EventSink, Turn
 
@@ -55,7 +56,7 @@ class Interface:
         return TurnInput(text=text, notices=notices, payload={} if notices else rows[0].payload)
 
     def budget(self, rows: Sequence[InboxRow]) -> Budget | None:
-        """Return the budget of the turn for these rows. `wakes` bounds the total number of turns that notices of one root start."""
+        """Return the budget of the turn for these rows. `wakes` bounds the total number of turns that notices of one root start, on all nodes."""
         return None
 
     def linger_of(self, context: SessionContext) -> float | None:
@@ -119,7 +120,7 @@ class Inbox:
         if turn is not None:
             return await turn.stop(cause)
         if self._core.shared:
-            return await self._core.neighbours.stop_turn(self.interface.platform, session_key, cause)
+            return await self._core.peers.stop_turn(self.interface.platform, session_key, cause)
         return None
 
     async def sweep(self) -> int:

@@ -16,11 +16,12 @@ import trio
 from .context import Binding, SessionContext, _binding
 from .core import RuntimeCore
 from .ends import End
-from .errors import Fenced, RuntimeProblem
+from .errors import BudgetExhausted, Fenced, RuntimeProblem
 from .interface import Inbox, Interface
 from .outcome import CancelCause, Cause
 from .ports import SESSION_TOPIC, InboxKind, InboxRow, NewMessage, NewReply
 from .settlement import Settlement
+from .stop_receipt import stop_each
 from .tree import EMPTY_CONTEXT, Node, Stoppable, waiting
 from .turn import Turn, TurnHooks, TurnOrigin, TurnSpec
 from .turn_lifecycle import NotBegun, run_turn
@@ -34,7 +35,7 @@ RETRY_SECONDS: Final = 1.0
 
 LONGEST_SECONDS: Final = 60.0
 
-STORE_PATIENCE: Final = 4
+STORE_FAILURE_FACTOR: Final = 4
 """Multiplies the attempts for rows that fail with an error of the store."""
 
 MORE_WAITS: Final = "more waits in its inbox"
@@ -85,7 +86,7 @@ class Lanes:
         """Register an inbox, so that lanes serve it. Raises `ValueError` if its platform is registered already."""
         platform = inbox.interface.platform
         if platform in self._inboxes:
-            raise ValueError(f"a delivering front for {platform!r} is registered already")
+            raise ValueError(f"an interface for {platform!r} is already registered")
         self._inboxes[platform] = inbox
 
     def unregister(self, inbox: Inbox) -> None:
@@ -115,7 +116,7 @@ class Lanes:
             self._lanes[inbox, session_key] = lane
             self._core.base_context.copy().run(nursery.start_soon, self._live, lane)
 
-    async def let_go(self) -> None:
+    async def release_claims(self) -> None:
         """Wake every lane for a drain, so that lingering ones end, and wait for those without a turn. Waiting rows stay in the store."""
         for lane in list(self._lanes.values()):
             lane.flag = True
@@ -167,19 +168,34 @@ class Lanes:
         reason = f"{type(cause).__name__}: {cause}"
         seconds = min(RETRY_SECONDS * 2.0 ** (failures - 1), LONGEST_SECONDS)
         if isinstance(cause, Fenced):
-            logger.warning("what %s had claimed belongs to another owner: %s", lane.key, error)
-        elif rows and not core.draining and await self._hopeless(rows, error):
+            logger.warning(
+                "the rows that lane %s had claimed belong to another owner; it drops them: %s", lane.key, error
+            )
+        elif (
+            rows
+            and not core.draining
+            and not isinstance(cause, BudgetExhausted)
+            and await self._failed_too_often(rows, error)
+        ):
             ids = [row.id for row in rows]
-            logger.error("%s of %s cannot be handled and are dead letters: %s", ids, lane.key, reason, exc_info=error)
-            replies = _told(inbox, rows, reason)
+            logger.error(
+                "inbox rows %s of lane %s failed too often and become dead letters: %s",
+                ids,
+                lane.key,
+                reason,
+                exc_info=error,
+            )
+            replies = _refusals(inbox, rows, reason, lane.key)
             await core.ends.put(
-                End(f"inbox rows {ids}", lambda: core.store.bury_inbox(rows, reason=reason, replies=replies))
+                End(f"inbox rows {ids}", lambda: core.store.inbox_dead(rows, reason=reason, replies=replies))
             )
             if inbox is not None:
                 await _call(inbox.interface.on_refused(rows, reason), f"the hook for dead letters of {lane.key}")
             seconds = 0.0
         else:
-            logger.error("a turn of %s could not be begun, the next attempt is in %g s: %s", lane.key, seconds, reason)
+            logger.error(
+                "could not begin a turn of lane %s; the next attempt is in %g s: %s", lane.key, seconds, reason
+            )
             if rows:
                 ids = [row.id for row in rows]
                 await core.ends.put(End(f"the claim of inbox rows {ids}", lambda: core.store.release_inbox(rows)))
@@ -190,12 +206,12 @@ class Lanes:
                 with trio.move_on_at(until):
                     await lane.wake.wait()
 
-    async def _hopeless(self, rows: Sequence[InboxRow], error: Exception) -> bool:
+    async def _failed_too_often(self, rows: Sequence[InboxRow], error: Exception) -> bool:
         """Return whether rows reached their attempts. For an error of the store the limit is higher, and the store must accept other writes."""
         bound = self._core.settings.inbox_attempts
         if not isinstance(error, RuntimeProblem):
             return rows[0].attempts >= bound
-        return rows[0].attempts >= STORE_PATIENCE * bound and await self._core.ends.works()
+        return rows[0].attempts >= STORE_FAILURE_FACTOR * bound and await self._core.ends.works()
 
     async def _run(self, lane: Lane, inbox: Inbox, rows: Sequence[InboxRow]) -> None:
         """Run one turn with claimed rows. Raises if it could not be begun; the end of a begun turn is in the store."""
@@ -204,13 +220,11 @@ class Lanes:
         routing = rows[-1].routing
         lane.node.tenant = routing.tenant
         budget = interface.budget(rows)
-        root = self._root(rows)
-        if rows[0].kind is InboxKind.NOTICE:
-            used = 0 if budget is None or budget.wakes is None else await core.store.root_wakes(root.id)
-            if budget is not None and budget.wakes is not None and used >= budget.wakes:
-                await core.store.release_inbox(rows)
-                await self._give_up(session_id, f"the budget is used up (wakes: {used} of {budget.wakes} used)")
+        if rows[0].kind is InboxKind.NOTICE and budget is not None and budget.wakes is not None:
+            rows = await self._within(budget.wakes, session_id, rows)
+            if not rows:
                 return
+        root = self._root(rows)
         context = msgspec.structs.replace(routing, session_key=lane.key, session_id=session_id)
         sink = interface.sink(context)
         spec = TurnSpec(
@@ -245,10 +259,29 @@ class Lanes:
             except BaseException:
                 core.drop_turn(turn)
                 raise
-            await run_turn(core, lane.current)
+            await run_turn(core, turn)
         finally:
             lane.current = None
             core.admission.release()
+        await self._until_written(lane, turn)
+
+    async def _until_written(self, lane: Lane, turn: Turn) -> None:
+        """Wait for an end that the store has refused so far, or a drain: until it is written, rows that the turn used wait in the inbox."""
+        end = turn.unwritten
+        if end is None or end.over is None or end.over.is_set():
+            return
+        then = end.then
+
+        def written(end: End) -> None:
+            if then is not None:
+                then(end)
+            lane.wake.set()
+
+        end.then = written
+        with waiting(f"the store, to write the end of turn {turn.id}", lane.node):
+            while not end.over.is_set() and not self._core.draining:
+                lane.wake = trio.Event()
+                await lane.wake.wait()
 
     async def _session(self, interface: Interface, rows: Sequence[InboxRow]) -> str:
         """Return the session of the rows: for notices the one that started the work, for a message the current one of the key."""
@@ -263,11 +296,25 @@ class Lanes:
             return Settlement(first.root_id, branched=True)
         return Settlement(self._core.ids.make("root_", 16))
 
-    async def _give_up(self, session_id: str, reason: str) -> None:
-        """Abandon the waiting rows of a session whose wakes are used up, with the reason, and stop its jobs."""
-        await self._core.store.abandon(session_id=session_id, reason=reason)
-        await self._core.supervisor.stop_session(session_id, Cause(CancelCause.BUDGET, reason))
-        await self._core.store.abandon(session_id=session_id, reason=reason)
+    async def _within(self, wakes: int, session_id: str, rows: Sequence[InboxRow]) -> Sequence[InboxRow]:
+        """Return the claimed notices whose roots may start another turn. The notices of the other roots are abandoned, and their jobs stopped."""
+        for root_id in dict.fromkeys(row.root_id for row in rows):
+            used = await self._core.store.root_wakes(root_id)
+            if used >= wakes:
+                await self._core.store.release_inbox([row for row in rows if row.root_id == root_id])
+                rows = [row for row in rows if row.root_id != root_id]
+                await self._give_up(session_id, root_id, f"the budget is used up (wakes: {used} of {wakes} used)")
+        return rows
+
+    async def _give_up(self, session_id: str, root_id: str, reason: str) -> None:
+        """Abandon the waiting notices of a root whose wakes are used up, with the reason, and stop its jobs.
+
+        They are on this node: a lane of which another node has a job is not claimed here.
+        """
+        core = self._core
+        await core.store.abandon(session_id=session_id, root_id=root_id, reason=reason)
+        await stop_each(core.supervisor.jobs_of_root(root_id), Cause(CancelCause.BUDGET, reason))
+        await core.store.abandon(session_id=session_id, root_id=root_id, reason=reason)
 
     async def _end_or_linger(self, lane: Lane, interface: Interface) -> None:
         """End a one-shot session, or wait within its linger time while completions are pending. This is the only place that waits for them."""
@@ -288,7 +335,7 @@ class Lanes:
                     await lane.wake.wait()
                 if not bound.cancelled_caught:
                     return
-                cause = Cause(CancelCause.DEADLINE, f"it lingered for {seconds:g} s")
+                cause = Cause(CancelCause.DEADLINE, f"its watched jobs did not end within {seconds:g} s")
             elif promised:
                 return
             else:
@@ -306,10 +353,10 @@ async def _call(hook: Awaitable[None], name: str) -> None:
         logger.exception("%s failed", name)
 
 
-def _told(inbox: Inbox | None, rows: Sequence[InboxRow], reason: str) -> Sequence[NewReply]:
+def _refusals(inbox: Inbox | None, rows: Sequence[InboxRow], reason: str, key: str) -> Sequence[NewReply]:
     """Return the interface's replies to the senders of dead letters; none if the interface fails."""
     try:
         return () if inbox is None else tuple(inbox.interface.refusal(rows, reason))
     except Exception:
-        logger.exception("what the senders of dead letters are told could not be composed")
+        logger.exception("could not compose the replies to the senders of dead letters of lane %s; they get none", key)
         return ()

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
 from .context import Binding, _binding
 from .errors import Fenced, MembershipLost
-from .ports import ANSWER_TOPIC, LEASE_TOPIC, NODE_TOPIC, REQUEST_TOPIC, NodeAnswer, NodeRequest, NodeRow
+from .ports import ANSWER_TOPIC, LEASE_TOPIC, NODE_TOPIC, REAP_TOPIC, REQUEST_TOPIC, NodeAnswer, NodeRequest, NodeRow
 from .shares import SharedSpending
 from .tree import EMPTY_CONTEXT, waiting
 
@@ -52,10 +52,17 @@ class Membership:
         self._handlers: dict[str, RequestHandler] = {}
         self._sent: float = trio.current_time()
         self._reaping: bool = False
+        self._reaps: int = 0
+        """Attempts to reap. One that failed may have been written."""
+        self._settled: int = 0
+        """How many of them the `after_reap` callbacks have settled."""
+        self._settling: bool = False
         self._after_reap: list[Callable[[], Awaitable[object]]] = []
         self._beat = trio.Event()
         self._beaten = trio.Event()
         self._shares: dict[str, SharedSpending] = {}
+        self._holders: dict[str, int] = {}
+        """The tasks of this node that hold a lease, or wait for it, by its name. 0: it may not be released yet in the store."""
         self.nodes: Sequence[NodeRow] = ()
         """The nodes of the store, this one among them, as they were at the last heartbeat."""
         self.lost: str = ""
@@ -85,7 +92,8 @@ class Membership:
                 nursery.start_soon(self._serve, nursery, name="requests of other nodes")
                 nursery.start_soon(self._look, name="other nodes")
                 try:
-                    yield
+                    with self._core.store.subscribe(REAP_TOPIC, self._note_reap):
+                        yield
                 finally:
                     nursery.cancel_scope.cancel()
             await self._leave()
@@ -96,13 +104,13 @@ class Membership:
     async def _leave(self) -> None:
         if self.lost:
             return
-        with trio.move_on_after(self._core.settings.finish_seconds) as bound:
+        with self._core.waits.bound(shield=False) as bound:
             try:
                 await self._core.store.leave_node(self._core.epoch)
             except Exception as error:
-                logger.error("this node could not leave, its lease runs out by itself: %s", error)
+                logger.error("could not remove node %s from the store; its lease expires: %s", self._name, error)
         if bound.cancelled_caught:
-            logger.error("this node could not leave in time, its lease runs out by itself")
+            logger.error("could not remove node %s from the store in time; its lease expires", self._name)
 
     # -- the lease ---------------------------------------------------------------------------------------------------------------
 
@@ -133,16 +141,20 @@ class Membership:
                     nursery.start_soon(self._reap, name="reaper")
                 elif 0 < others < beat:
                     pause = others + LATE_SECONDS
+            if self._settled < self._reaps and not self._reaping:
+                nursery.start_soon(self._settle, name="settling")
             self._beat.set()
             self._beaten.set()
 
     async def _look(self) -> None:
-        """Read the nodes of the store after each heartbeat, and when one has joined or left."""
+        """Read the nodes of the store, and release what no task holds, after each heartbeat, and when a node has joined or left."""
         store = self._core.store
         while True:
             self._beaten = trio.Event()
             with store.subscribe(NODE_TOPIC, lambda _: self._beaten.set()):
                 await self.read_nodes()
+                for name in [name for name, holders in self._holders.items() if not holders]:
+                    await self._release(name)
                 await self._beaten.wait()
 
     async def read_nodes(self) -> None:
@@ -150,7 +162,7 @@ class Membership:
         try:
             self.nodes = await self._core.store.list_nodes()
         except Exception as error:
-            logger.warning("the other nodes could not be read, the next heartbeat tries again: %s", error)
+            logger.warning("node %s could not read the other nodes; the next heartbeat retries: %s", self._name, error)
             return
         own = self._core.store.owner
         others = {row.incarnation: row.info.get("spent", {}) for row in self.nodes if row.incarnation != own}
@@ -169,7 +181,7 @@ class Membership:
             except Fenced:
                 raise
             except Exception as error:
-                logger.warning("the lease of this node could not be renewed, trying again: %s", error)
+                logger.warning("could not renew the lease of node %s; retrying: %s", self._name, error)
                 await trio.sleep(min(RETRY_SECONDS, beat / 5))
 
     def describe(self) -> dict[str, Any]:
@@ -184,38 +196,86 @@ class Membership:
             "spent": {name: said for name, share in self._shares.items() if (said := share.say())},
         }
 
+    @property
+    def _name(self) -> str:
+        """Return the id of this node, as log lines show it."""
+        return self._core.store.owner[:8]
+
+    async def is_fenced(self) -> bool:
+        """Return whether this node was taken over, after the store refused a write of it; then its tree is being ended. Retries until the store answers."""
+        if not self._core.shared:
+            return False
+        lease = self._core.store.lease_seconds
+        with trio.move_on_at(self._sent + lease * (1 - MARGIN)):
+            try:
+                await self._renew(lease / BEATS)
+            except Fenced as error:
+                self._lose(str(error))
+            else:
+                return False
+        self._lose(f"the lease of this node was not renewed within {lease:g} s")
+        return True
+
     def _lose(self, reason: str) -> None:
         if self.lost:
             return
-        logger.error("this node ends, because it may own nothing any more: %s", reason)
+        logger.error("node %s has lost its membership and ends: %s", self._name, reason)
         self.lost = reason
         self._on_loss(reason)
 
     async def _reap(self) -> None:
         """Take over the work of nodes whose lease has expired, then call the `after_reap` callbacks."""
+        now = self._core.store.now()
+        expired = ", ".join(row.incarnation[:8] for row in self.nodes if row.expires_at <= now) or "unknown"
+        self._reaps += 1
         try:
             found = await self._core.store.reap(self._core.epoch)
             logger.warning(
-                "took over what a node left: %d runs ended, %d jobs lost, %d approvals expired, %d replies queued again",
+                "node %s took over the work of expired nodes (%s): %d runs ended, %d jobs lost, %d approvals expired, %d replies queued again",
+                self._name,
+                expired,
                 found.runs_interrupted,
                 found.jobs_lost,
                 found.approvals_expired,
                 found.outbox_requeued,
             )
         except Exception as error:
-            logger.error("a node that has expired could not be reaped, the next heartbeat tries again: %s", error)
+            logger.error("could not reap expired nodes (%s); the next heartbeat retries: %s", expired, error)
             return
         finally:
             self._reaping = False
-        for settle in list(self._after_reap):
-            try:
-                await settle()
-            except Exception:
-                logger.exception("what a node left could not be settled; the next one that is reaped tries again")
+        await self._settle()
+
+    def _note_reap(self, node: str) -> None:
+        """Note that another node has reaped its own work when it left: the next heartbeat settles it."""
+        self._reaps += 1
+
+    async def _settle(self) -> None:
+        """Call the `after_reap` callbacks until all have succeeded after the last reap. If one fails, the next heartbeat retries."""
+        if self._settling:
+            return
+        self._settling = True
+        try:
+            while (reaps := self._reaps) > self._settled:
+                failed = False
+                for settle in list(self._after_reap):
+                    try:
+                        await settle()
+                    except Exception:
+                        failed = True
+                        logger.exception("could not settle the work of expired nodes; the next heartbeat retries")
+                if failed:
+                    return
+                self._settled = reaps
+        finally:
+            self._settling = False
 
     @contextmanager
     def after_reap(self, settle: Callable[[], Awaitable[object]]) -> Generator[None]:
-        """Call `settle` after each reap by this node, for the body of the `with`: for callers that wait for work of the reaped node."""
+        """Call `settle` after each reap by this node, and after a node has left and interrupted sessions of its own, for the body of the `with`.
+
+        It is also called after a reap without an answer, and again after the next heartbeat if it, or another callback, raises.
+        """
         self._after_reap.append(settle)
         try:
             yield
@@ -227,31 +287,49 @@ class Membership:
     async def run_alone(self, name: str, function: Callable[[], Awaitable[object]]) -> None:
         """Run `function` on one node at a time: wait until no other node runs it, and release the lease when it returns, raises or is cancelled.
 
-        Cancelling the caller cancels it; losing the lease of the node ends the tree, and `function` with it.
+        Retries while the store fails. Cancelling the caller cancels it; losing the lease of the node ends the tree, and `function` with it.
         """
-        async with self.holding(name):
+        async with self._hold(name, retry=True):
             await function()
 
     @asynccontextmanager
     async def holding(self, name: str) -> AsyncIterator[None]:
         """Hold the lease `name` for the body of the `async with`; wait while another node holds it. Does nothing where a store has one owner.
 
-        It does not exclude tasks of this process from each other: claiming a lease that this node holds succeeds.
+        Raises what the store raises if the lease cannot be claimed. It does not exclude tasks of this process from each other: claiming a lease that
+        this node holds succeeds, and it is released when the last of them leaves.
         """
+        async with self._hold(name, retry=False):
+            yield
+
+    @asynccontextmanager
+    async def _hold(self, name: str, *, retry: bool) -> AsyncIterator[None]:
         if not self._core.shared:
             yield
             return
-        await self._claim(name)
+        self._holders[name] = self._holders.get(name, 0) + 1
+        claimed = False
         try:
+            await self._claim(name, retry=retry)
+            claimed = True
             yield
         finally:
-            with trio.CancelScope(shield=True, deadline=trio.current_time() + self._core.settings.finish_seconds):
-                try:
-                    await self._core.store.release_lease(name)
-                except Exception as error:
-                    logger.error("the lease %s could not be released, it ends with this node: %s", name, error)
+            self._holders[name] -= 1
+            # A claim that failed or was cancelled may have been written: the next heartbeat releases it.
+            if claimed and not self._holders[name]:
+                with self._core.waits.bound():
+                    await self._release(name)  # noqa: ASYNC102 - `bound` shields, with a deadline
 
-    async def _claim(self, name: str) -> None:
+    async def _release(self, name: str) -> None:
+        try:
+            await self._core.store.release_lease(name)
+        except Exception as error:
+            logger.error("could not release the lease %s; the next heartbeat retries: %s", name, error)
+        else:
+            if not self._holders.get(name, 1):
+                del self._holders[name]
+
+    async def _claim(self, name: str, *, retry: bool) -> None:
         store = self._core.store
         while True:
             free = trio.Event()
@@ -262,7 +340,9 @@ class Membership:
                 except Fenced as error:
                     self._lose(str(error))  # the next heartbeat would fail the same way
                 except Exception as error:
-                    logger.error("the lease %s could not be claimed, trying again: %s", name, error)
+                    if not retry:
+                        raise
+                    logger.error("could not claim the lease %s; retrying: %s", name, error)
                     await trio.sleep(RETRY_SECONDS)
                     continue
                 if self.lost:
@@ -285,11 +365,19 @@ class Membership:
             del self._handlers[kind]
 
     async def ask(
-        self, node: str, kind: str, target: str, payload: Mapping[str, Any] | None = None, *, seconds: float = 30.0
+        self,
+        node: str,
+        kind: str,
+        target: str,
+        payload: Mapping[str, Any] | None = None,
+        *,
+        seconds: float = 30.0,
+        shown: bool = True,
     ) -> NodeAnswer | None:
         """Send a request to a node and wait at most `seconds` for its answer; return None if none came in that time.
 
-        `gone` in the answer means that the node did not exist or was reaped before it answered. With `seconds` 0 the request stays, durably.
+        `gone` in the answer means that the node did not exist or was reaped before it answered. With `seconds` 0 the request stays, durably. Without `shown`
+        the wait is not in the tree: two nodes that follow each other's trees would report each request as a change.
         """
         store = self._core.store
         request = NodeRequest(
@@ -299,7 +387,8 @@ class Membership:
         with store.subscribe(ANSWER_TOPIC, lambda _: answered.set(), request.id):
             if not await store.ask_node(request):
                 return NodeAnswer(gone=True)
-            with trio.move_on_after(seconds), waiting(f"node {node[:8]} to answer {kind} {target}"):
+            words = waiting(f"node {node[:8]} to answer {kind} {target}") if shown else nullcontext()
+            with trio.move_on_after(seconds), words:
                 while True:
                     found = await store.get_answer(request.id)
                     if found is not None:
@@ -318,7 +407,9 @@ class Membership:
                     for request in await store.take_requests():
                         nursery.start_soon(self._answer, request)
                 except Exception as error:
-                    logger.warning("the requests of other nodes could not be read, trying again: %s", error)
+                    logger.warning(
+                        "node %s could not read the requests of other nodes; retrying: %s", self._name, error
+                    )
                 await self._beat.wait()
 
     async def _answer(self, request: NodeRequest) -> None:
@@ -329,9 +420,14 @@ class Membership:
             else:
                 value = await handler(request)
         except Exception as error:
-            logger.exception("the request %s %s of another node failed", request.kind, request.target)
+            logger.exception(
+                "request %s of another node (%s %s) failed; the answer says so",
+                request.id,
+                request.kind,
+                request.target,
+            )
             value = {"error": f"the node failed with {type(error).__name__}"}
         try:
             await self._core.store.answer_request(request.id, value)
         except Exception as error:
-            logger.error("the answer to request %s could not be written: %s", request.id, error)
+            logger.error("could not write the answer to request %s; the asking node times out: %s", request.id, error)

@@ -21,9 +21,7 @@ __all__ = [
     "Cause",
     "JobState",
     "Outcome",
-    "ReceiptLine",
     "RunStatus",
-    "StopReceipt",
     "TurnState",
     "Usage",
 ]
@@ -72,7 +70,7 @@ class JobState(Enum):
 
     @property
     def terminal(self) -> bool:
-        """Whether a job in this state has ended."""
+        """Return whether a job in this state has ended."""
         return self not in _LIVE_JOB_STATES
 
 
@@ -132,50 +130,8 @@ class Outcome(RedactedStruct, frozen=True, kw_only=True):
 
     @property
     def ok(self) -> bool:
-        """Whether the turn ended by itself, without an error."""
+        """Return whether the turn ended by itself, without an error."""
         return self.state is TurnState.COMPLETED and not self.error
-
-
-class ReceiptLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One node of a stopped scope: its kind and name, how it ended, and after how many milliseconds."""
-
-    node: str
-    key: int = 0
-    kind: str
-    name: str = ""
-    how: str
-    milliseconds: float
-    waited_on: str = ""
-
-
-class StopReceipt(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a stop. `ok` only if the scope is empty: nothing of it runs any more.
-
-    `already_ended` says that there was nothing left to stop; the lines are empty then.
-    """
-
-    target: str
-    cause: Cause
-    ok: bool
-    milliseconds: float
-    lines: tuple[ReceiptLine, ...] = ()
-    remaining: tuple[str, ...] = ()
-    already_ended: bool = False
-
-    def as_dict(self) -> dict[str, object]:
-        """A JSON-ready form."""
-        return {
-            "target": self.target,
-            "cause": self.cause.kind.value,
-            "detail": self.cause.detail,
-            "ok": self.ok,
-            "milliseconds": round(self.milliseconds, 3),
-            "already_ended": self.already_ended,
-            "lines": [
-                {**msgspec.structs.asdict(line), "milliseconds": round(line.milliseconds, 3)} for line in self.lines
-            ],
-            "remaining": list(self.remaining),
-        }
 
 
 class RunStatus(Enum):
@@ -191,7 +147,7 @@ class RunStatus(Enum):
 
     @property
     def terminal(self) -> bool:
-        """Whether the run's turn has ended."""
+        """Return whether the run's turn has ended."""
         return self in TERMINAL_STATUSES
 
 

@@ -28,6 +28,7 @@ __all__ = [
     "LEASE_TOPIC",
     "NODE_TOPIC",
     "OUTBOX_TOPIC",
+    "REAP_TOPIC",
     "REQUEST_TOPIC",
     "ROOT_TOPIC",
     "RUN_TOPIC",
@@ -91,6 +92,9 @@ SESSION_TOPIC: Final = "session"
 NODE_TOPIC: Final = "node"
 """The topic of nodes that joined, left or were reaped; its keys are incarnations."""
 
+REAP_TOPIC: Final = "reap"
+"""The topic of nodes that left and interrupted sessions of theirs, which other nodes settle; its keys are incarnations."""
+
 LEASE_TOPIC: Final = "lease"
 """The topic of singletons that no node holds any more; its keys are their names."""
 
@@ -134,7 +138,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def text(self) -> str:
-        """The text of the content, parts joined by newlines."""
+        """Return the text of the content, parts joined by newlines."""
         if isinstance(self.content, str):
             return self.content
         return "\n".join(str(part.get("text", "")) for part in self.content if part.get("type") == "text")
@@ -248,6 +252,10 @@ class TurnStart(msgspec.Struct, frozen=True, kw_only=True):
     one_shot: bool = False
     hold: bool = False
     """Whether the turn takes the lock of its session, in a store that several nodes share. Raises `SessionHeld` if another node's turn has it."""
+    roots: tuple[str, ...] = ()
+    """The roots whose notices start the turn, if `wakes` bounds the turns that the notices of one root start."""
+    wakes: int | None = None
+    """The number of turns that the notices of each of `roots` may start, this one included. Raises `BudgetExhausted` if it would be exceeded."""
     began_at: float = 0.0
     """When the turn began: a session that had ended before is reopened; one that ends during its turn stays ended."""
 
@@ -356,11 +364,13 @@ class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
 class SessionHost(msgspec.Struct, frozen=True, kw_only=True):
     """The node to which a session is bound, because its shell, its files or its jobs are there.
 
-    `gone` says that the node is no more; `lost_jobs` are the titles of the jobs that ended with it.
+    `gone` says that the node has ended; `lost_jobs` are the titles of the jobs that ended with it. `held` says that a turn of another node than the one
+    that asks has the session; a session that is held and not bound has an empty `node`.
     """
 
-    node: str
+    node: str = ""
     gone: bool = False
+    held: bool = False
     lost_jobs: tuple[str, ...] = ()
 
 
@@ -383,27 +393,32 @@ class NodeAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeStore(Protocol):
-    """Membership: which nodes share a store, what only one of them may do at a time, and what they ask of each other.
+    """Membership: which nodes share a store, singletons, and requests between nodes.
 
-    A node is a row with an expiry, decided by the store's clock alone. Every write of a node whose row is gone raises `Fenced` and writes nothing; the
+    A node is a row with an expiry, decided by the store's clock alone. Every write of a node whose row was removed raises `Fenced` and writes nothing; the
     row of an expired node is removed by the reaper, in the transaction that ends everything that it owned. A store that is opened by one
     owner at a time has `lease_seconds` 0: it is held for as long as it is open, and none of these verbs is called.
     """
 
     @property
     def owner(self) -> str:
-        """The incarnation of this handle: what it begins from now on carries it."""
+        """Return the incarnation of this handle: what it begins from now on carries it."""
+        ...
+
+    @property
+    def node_name(self) -> str:
+        """Return the name of this node, for display: nothing prevents two nodes from having the same."""
         ...
 
     @property
     def lease_seconds(self) -> float:
-        """For how long a renewed node is alive; 0 for a store that has one owner for as long as it is open."""
+        """Return the length of a node's lease in seconds; 0 for a store that has one owner for as long as it is open."""
         ...
 
     async def renew_node(self, info: Mapping[str, Any]) -> float | None:
         """Renew the lease of this node; return in how many seconds the first lease of another node expires, or None if there is no other.
 
-        With 0 or less, one has expired: there is something to `reap`. Raises `Fenced` if the row is gone or has expired: an expired lease is never renewed.
+        With 0 or less, one has expired: there is something to `reap`. Raises `Fenced` if the row was removed or has expired: an expired lease is never renewed.
         """
         ...
 
@@ -424,7 +439,7 @@ class NodeStore(Protocol):
         ...
 
     async def ask_node(self, request: NodeRequest) -> bool:
-        """Write a request to a node; return False, with nothing written, if that node is gone."""
+        """Write a request to a node; return False, with nothing written, if that node has ended."""
         ...
 
     async def take_requests(self) -> list[NodeRequest]:
@@ -451,7 +466,9 @@ class NodeStore(Protocol):
         ...
 
     async def session_host(self, session_id: str) -> SessionHost | None:
-        """Return the node to which a session is bound: by its shell and its files, else by its live jobs; None if it is bound to none."""
+        """Return the node to which a session is bound: by its shell and its files, else by its live jobs; None if it is bound to none, and no turn of
+        another node has it.
+        """
         ...
 
     async def session_owners(self, session_id: str) -> list[str]:
@@ -479,7 +496,11 @@ class RuntimeStore(SignalStore, NodeStore, Protocol):
         ...
 
     async def begin_turn(self, start: TurnStart) -> None:
-        """Commit the beginning of a turn before it runs. With `start.hold`, raises `SessionHeld` if a turn of another node has the session."""
+        """Commit the beginning of a turn before it runs.
+
+        With `start.hold`, raises `SessionHeld` if a turn of another node has the session; with `start.wakes`, `BudgetExhausted` if the notices of a root
+        have started that many turns. Nothing is written then.
+        """
         ...
 
     async def finish_turn(self, finish: TurnFinish) -> bool:
@@ -502,8 +523,8 @@ class RuntimeStore(SignalStore, NodeStore, Protocol):
         """Mark the pending notices of a job as seen; return how many there were."""
         ...
 
-    async def abandon(self, *, session_id: str, reason: str) -> int:
-        """Mark the waiting rows of a session as abandoned, with the reason; return their number."""
+    async def abandon(self, *, session_id: str, reason: str, root_id: str | None = None) -> int:
+        """Mark the waiting rows of a session as abandoned, or only the notices of one root, with the reason; return their number."""
         ...
 
     async def root_open(self, root_id: str) -> bool:
@@ -528,7 +549,7 @@ class RuntimeStore(SignalStore, NodeStore, Protocol):
     async def take_inbox(self, inbox: str, session_key: str, limit: int = 32) -> list[InboxRow]:
         """Claim the rows of one inbox for the next turn of a session: its oldest message, or the notices before it.
 
-        A claim ends when a turn that began with the rows ends, when they are acknowledged, released or buried, or when the owner is gone.
+        A claim ends when a turn that began with the rows ends, when they are acknowledged, released or made dead letters, or when the owner is reaped.
         """
         ...
 
@@ -536,7 +557,7 @@ class RuntimeStore(SignalStore, NodeStore, Protocol):
         """Release the claim of these rows: they wait again. Rows that were claimed again since are not changed."""
         ...
 
-    async def bury_inbox(self, rows: Sequence[InboxRow], *, reason: str, replies: Sequence[NewReply] = ()) -> None:
+    async def inbox_dead(self, rows: Sequence[InboxRow], *, reason: str, replies: Sequence[NewReply] = ()) -> None:
         """Make claimed rows dead letters and queue the replies to their senders, in one transaction. Rows that were claimed again are not changed."""
         ...
 
@@ -572,25 +593,27 @@ class RuntimeStore(SignalStore, NodeStore, Protocol):
         ...
 
     async def recover(self, epoch: str) -> Recovery:
-        """Begin a new incarnation, which owns all later work, and reap the work of owners that are gone. Called before any work.
+        """Begin a new incarnation, which owns all later work, and reap the work of owners that have ended. Called before any work.
 
         In a store that several nodes share, the incarnation is a node from now on; its lease expires in `lease_seconds`.
         """
         ...
 
     async def reap(self, epoch: str) -> Recovery:
-        """End or requeue everything that belongs to owners that are gone. A node whose lease has expired is gone."""
+        """End or requeue everything that belongs to owners that have ended. A node whose lease has expired counts as ended."""
         ...
 
 
 class TurnInput(msgspec.Struct, frozen=True, kw_only=True):
     """The input of a turn: a message, or notices from the conversation's own work.
 
-    `history`, when given, replaces what the store holds (a stateless client brings its own). `instructions` are for this turn only.
+    `history`, when given, replaces what the store holds (a stateless client brings its own). `instructions` are for this turn only. `preface` is the text
+    that the runtime has put in front of the message, in `text` and in `content`; empty if there is none.
     """
 
     text: str = ""
     content: Content = ""
+    preface: str = ""
     notices: tuple[InboxRow, ...] = ()
     history: tuple[Message, ...] | None = None
     instructions: str = ""
@@ -599,7 +622,7 @@ class TurnInput(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def prompt(self) -> Content:
-        """The content of the user's message for the model."""
+        """Return the content of the user's message for the model."""
         return self.content or self.text
 
 

@@ -15,10 +15,10 @@ import trio
 from .core import RuntimeCore
 from .event_log import EventLog, LogEvent
 from .event_writer import COALESCE_SECONDS
-from .outcome import TERMINAL_STATUSES, CancelCause, Cause, Outcome, RunStatus, StopReceipt, TurnState
+from .outcome import TERMINAL_STATUSES, CancelCause, Cause, Outcome, RunStatus, TurnState
 from .ports import EventRow, NewRun
 from .settlement import Settlement
-from .tree import stop_each
+from .stop_receipt import StopReceipt, stop_each
 from .turn import EventSink, Turn, TurnOrigin, TurnSpec
 from .turn_lifecycle import holds_session, run_turn
 
@@ -72,11 +72,11 @@ class Run:
         self._delta_at: float = float("-inf")
         self._approvals: int = 0
         self._held: list[Mapping[str, Any]] = []
-        """Events that arrived while the end was being committed: the terminal event has its number already."""
+        """Events that arrived while the end was being committed. They are appended after the terminal event, whose number is already fixed."""
 
     @property
     def model(self) -> str:
-        """The model that the agent has chosen; before that the requested one, or empty."""
+        """Return the model that the agent has chosen; before that the requested one, or empty."""
         if self.outcome is not None:
             return self.outcome.model
         progress = self.turn.progress
@@ -116,7 +116,7 @@ class Run:
                 self._append({"event": "message.delta", "delta": text[start : start + DELTA_CHARACTERS]})
 
     def terminal_event(self, outcome: Outcome) -> dict[str, Any]:
-        """Return the run's only terminal event for an outcome."""
+        """Return the terminal event for an outcome. A run has exactly one."""
         if outcome.state is TurnState.COMPLETED:
             usage = outcome.usage
             return self._event(
@@ -163,7 +163,7 @@ class Run:
         """Move to a status if the transition is legal; return whether it was."""
         if status not in _LEGAL.get(self.status, frozenset()):
             return False
-        # The first and last statuses are committed with the turn; other nodes read the ones between from the row, too.
+        # The first and the last status are committed with the turn. Other nodes read the row, so the statuses between are written to it, too.
         told = (
             self._core.shared and not status.terminal and (self.status, status) != (RunStatus.QUEUED, RunStatus.RUNNING)
         )
@@ -207,7 +207,7 @@ class Run:
 
     def jobs(self) -> list[Job]:
         """Return the live jobs that this run has started."""
-        return [job for job in self._core.supervisor.jobs() if job.owner.root.id == self.id]
+        return self._core.supervisor.jobs_of_root(self.id)
 
     def snapshot(self) -> list[dict[str, Any]]:
         """Return the nodes of this run in the tree: its turn, and the jobs that it has started."""
@@ -217,9 +217,8 @@ class Run:
     async def live(self) -> None:
         """Run the turn in the run's own task, then conclude the run with its outcome."""
         if self.turn.cause is None and not holds_session(self.turn):
-            self.move(
-                RunStatus.RUNNING
-            )  # where nodes share the store, it is queued until it has its session, as its row says
+            # On a shared store the run stays queued, here and in its row, until its turn has the session.
+            self.move(RunStatus.RUNNING)
         try:
             outcome = await run_turn(self._core, self.turn)
         finally:
@@ -227,18 +226,18 @@ class Run:
         if outcome.committed or self.turn.unwritten is None:
             self.conclude(outcome)
         await self.ended.wait()
-        await self.turn.root.wait(self._core.store)
+        await self.turn.root.wait(self._core)
         self._settle()
 
     def conclude(self, outcome: Outcome) -> None:
-        """Set the outcome of the run, append the terminal event and set `ended`. Does nothing the second time."""
+        """Set the outcome of the run, append the terminal event and set `ended`. Does nothing if the run has been concluded."""
         if self.ended.is_set():
             return
         self.outcome = outcome
         if self.terminal is None:
             self.flush()
         self.move(_ENDS[outcome.state])
-        # The readers get the stored event, unless it could not be stored.
+        # Readers get the event as it was stored, or a new one if the commit failed.
         event = self.terminal if outcome.committed and self.terminal is not None else self.terminal_event(outcome)
         self.last_event = event["event"]
         self.log.append(event)
@@ -256,11 +255,11 @@ class Run:
 
 
 def _as_json(event: Mapping[str, Any], run_id: str) -> Mapping[str, Any]:
-    """Return the event, or a replacement if it cannot be written as JSON, so that it fails neither the log nor other runs."""
+    """Return the event, or a replacement if it cannot be written as JSON, so that it breaks neither this log nor the events of other runs."""
     try:
         msgspec.json.encode(event)
     except Exception as error:
-        logger.error("event %r of run %s is not JSON and is not kept: %s", event["event"], run_id, error)
+        logger.error("event %r of run %s is not JSON; its payload is dropped: %s", event["event"], run_id, error)
         return {"event": str(event["event"]), "problem": f"this event is not JSON: {type(error).__name__}"}
     return event
 
@@ -292,7 +291,7 @@ class Runs:
         return list(self._live.values())
 
     def make(self, spec: TurnSpec, record: NewRun) -> Run:
-        """Make a run that is about to start; the caller has admitted it and written its row. The sink of its turn is its log."""
+        """Make a run that is about to start; the caller has admitted it and written its row. Its turn's events go to its log."""
         run = Run(self._core, record)
         sink = run.emit if spec.hooks.sink is None else _both(run.emit, spec.hooks.sink)
         hooks = msgspec.structs.replace(spec.hooks, sink=sink, asks=run.emit)
@@ -305,7 +304,7 @@ class Runs:
         return run
 
     async def live(self, run: Run) -> None:
-        """Run a run from its start until it has settled."""
+        """Execute a run until it has settled, then remove it from the live runs, also when cancelled."""
         try:
             await run.live()
         finally:

@@ -22,21 +22,22 @@ from .budget import Budget
 from .channel import CompletionChannel
 from .context import Binding, SessionContext, _binding, check_id
 from .core import RuntimeCore, RuntimeSettings
-from .errors import AlreadyOpen, NoRuntime, RuntimeClosed
+from .errors import AlreadyOpen, Fenced, NoRuntime, RuntimeClosed
 from .event_writer import EventWriter
 from .ids import Ids
 from .interface import Completions, Inbox, Interface
 from .lane import Lanes
 from .membership import Membership
-from .neighbours import Neighbours
-from .outcome import CancelCause, Cause, Outcome, StopReceipt
+from .outcome import CancelCause, Cause, Outcome
+from .peers import Peers
 from .ports import Agent, Recovery, RuntimeStore, TurnInput, inbox_topic
 from .run import Runs
 from .settlement import Settlement
 from .stateless import StatelessEntry
+from .stop_receipt import StopReceipt, stop_each
 from .supervisor import Supervisor
 from .threads import Threads, virtual_clock_of
-from .tree import EMPTY_CONTEXT, Tree, stop_each, waiting
+from .tree import EMPTY_CONTEXT, Tree, waiting
 from .turn import NO_HOOKS, EventSink, Owner, Turn, TurnHooks, TurnSpec
 from .turn_lifecycle import run_turn
 from .watchdog import Watchdog
@@ -64,7 +65,7 @@ class DrainReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ok(self) -> bool:
-        """Whether no turn, job or thread runs any more."""
+        """Return whether no turn, job or thread runs any more."""
         return not (self.turns or self.jobs or self.threads or self.remaining)
 
     def as_dict(self) -> dict[str, Any]:
@@ -156,7 +157,7 @@ class Runtime:
                     core.membership.joining()
                     self.recovery = await store.recover(core.epoch)
                     with self._watch():
-                        stages.enter_context(core.neighbours.answering())
+                        stages.enter_context(core.peers.answering())
                         await stages.enter_async_context(core.membership.open())
                         await stages.enter_async_context(core.ends.open())
                         for stage in self._stages:
@@ -189,10 +190,12 @@ class Runtime:
                     await self._closing.wait()
                 finally:
                     self._receivers = None
+                self.core.waits.limit()
                 receivers.cancel_scope.cancel()
         finally:
             # Before the scope of the turns closes: nothing may be started in it afterwards.
             self.core.draining = True
+            self.core.waits.limit()
 
     @asynccontextmanager
     async def _open_store(self) -> AsyncIterator[RuntimeStore]:
@@ -214,7 +217,7 @@ class Runtime:
         self._lanes = Lanes(core, lambda: self._turns)
         self._completions = Completions(core)
         runs = Runs(core)
-        core.neighbours = Neighbours(core, runs, self._lanes)
+        core.peers = Peers(core, runs, self._lanes)
         self.stateless = StatelessEntry(core, runs, lambda: self._turns)
         return core
 
@@ -226,9 +229,10 @@ class Runtime:
                 yield
                 nursery.cancel_scope.cancel()
         finally:
-            # Also if a receiver has failed: readers have these events already.
-            with trio.CancelScope(shield=True, deadline=trio.current_time() + self.settings.finish_seconds):
-                await self.core.journal.flush()
+            # Also if a receiver has failed: readers have these events already. From here on each write is tried for the last time, with a bound for all.
+            self.core.waits.renew()
+            with self.core.waits.bound():
+                await self.core.journal.flush()  # noqa: ASYNC102 - `bound` shields, with a deadline
 
     def _watch(self) -> Watchdog | nullcontext[None]:
         if self.settings.watchdog_seconds <= 0 or virtual_clock_of(trio.lowlevel.current_clock()) is not None:
@@ -240,59 +244,59 @@ class Runtime:
 
     @property
     def core(self) -> RuntimeCore:
-        """The parts that the runtime's modules share. Raises `RuntimeClosed` before the runtime has been opened."""
+        """Return the parts that the runtime's modules share. Raises `RuntimeClosed` before the runtime has been opened."""
         if self._core is None:
             raise RuntimeClosed("the runtime is not open; use `async with Runtime(...) as rt:`")
         return self._core
 
     @property
     def tree(self) -> Tree:
-        """The live task tree."""
+        """Return the live task tree."""
         return self.core.tree
 
     @property
     def store(self) -> RuntimeStore:
-        """The store that this runtime writes to."""
+        """Return the store that this runtime writes to."""
         return self.core.store
 
     @property
     def supervisor(self) -> Supervisor:
-        """The owner of all jobs."""
+        """Return the owner of all jobs."""
         return self.core.supervisor
 
     @property
     def membership(self) -> Membership:
-        """The lease of this node, its singletons and its requests to other nodes."""
+        """Return the lease of this node, its singletons and its requests to other nodes."""
         return self.core.membership
 
     @property
-    def neighbours(self) -> Neighbours:
-        """The work that runs on other nodes that share the store."""
-        return self.core.neighbours
+    def peers(self) -> Peers:
+        """Return the work that runs on other nodes that share the store."""
+        return self.core.peers
 
     @property
     def threads(self) -> Threads:
-        """The one place that runs synchronous code."""
+        """Return the one place that runs synchronous code."""
         return self.core.threads
 
     @property
     def draining(self) -> bool:
-        """Whether new work is refused."""
+        """Return whether new work is refused."""
         return self.core.draining
 
     @property
     def unwritten(self) -> list[str]:
-        """The ends that the store has refused so far, each with the reason: they are retried until they are written."""
+        """Return the ends that the store has refused so far, each with the reason: they are retried until they are written."""
         return self.core.ends.describe()
 
     @property
     def lanes(self) -> int:
-        """The number of live lanes."""
+        """Return the number of live lanes."""
         return len(self._lanes)
 
     @property
     def watchdog(self) -> Watchdog | None:
-        """The watchdog of the loop; None if it is switched off or the clock is virtual."""
+        """Return the watchdog of the loop; None if it is switched off or the clock is virtual."""
         return self._watchdog
 
     # -- work --------------------------------------------------------------------------------------------------------------------
@@ -318,10 +322,13 @@ class Runtime:
         if not where.session_id:
             where = msgspec.structs.replace(where, session_id=where.session_key or core.ids.make("s_", 16))
         if not where.session_key:
-            where = msgspec.structs.replace(where, session_key=where.session_id)
-        await core.admission.admit()
+            where = where.with_own_key()
+        at_once = core.admission.try_admit()
+        if not at_once:
+            await core.admission.admit()
         try:
-            self.stateless.check()
+            if not at_once:
+                self.stateless.check()
             spec = TurnSpec(
                 input=TurnInput(text=input) if isinstance(input, str) else input,
                 context=where,
@@ -331,7 +338,8 @@ class Runtime:
                 one_shot=one_shot,
                 hooks=hooks if sink is None else msgspec.structs.replace(hooks, sink=sink),
             )
-            spec = await core.hosts.place(spec, anywhere=True)
+            if core.shared:
+                spec = await core.hosts.place(spec, anywhere=True)
             return await run_turn(core, core.make_turn(spec, self._completions.channel))
         finally:
             core.admission.release()
@@ -342,7 +350,7 @@ class Runtime:
 
     @property
     def channel(self) -> CompletionChannel:
-        """The in-process channel, for watched jobs that are started outside any turn."""
+        """Return the in-process channel, for watched jobs that are started outside any turn."""
         return self._completions.channel
 
     def owner(self, context: SessionContext | None = None) -> Owner:
@@ -378,6 +386,10 @@ class Runtime:
         token = _binding.set(Binding(EMPTY_CONTEXT, None, node))
         try:
             await function()
+        except* Fenced:
+            # A node that was taken over ends by its membership, also if a receiver notices it before the next heartbeat.
+            if not await self.core.membership.is_fenced():  # noqa: ASYNC120 - if cancelled here, the runtime is closing
+                raise
         finally:
             _binding.reset(token)
             node.close()
@@ -391,7 +403,7 @@ class Runtime:
         receipts = await stop_each(turns, why)
         receipts.extend(await self.supervisor.stop_here(session_id, why))
         if self.core.shared:
-            receipts.extend(await self.core.neighbours.stop_session(session_id, why))
+            receipts.extend(await self.core.peers.stop_session(session_id, why))
         return receipts
 
     async def drain(self, seconds: float, *, asking: Turn | None = None) -> DrainReport:
@@ -407,7 +419,9 @@ class Runtime:
         core.draining = True
         cut_before = len(self._cut_off)
         # A store that does not answer does not delay a drain: a run whose row is still being written is reported as a turn that may begin.
-        with trio.move_on_after(max(seconds, core.settings.finish_seconds)):
+        if seconds > 0 and not core.drained:
+            core.waits.lift()
+        with trio.move_on_at(began + max(seconds, core.settings.finish_seconds)):
             for starting in list(core.starting):
                 await starting.wait()
         spared = _family(core, asking)
@@ -415,20 +429,21 @@ class Runtime:
         def others() -> list[Turn]:
             return [turn for turn in core.live_turns.values() if turn.id not in spared]
 
-        with trio.move_on_after(seconds):
+        with trio.move_on_at(began + seconds):
             while turns := others():
                 with waiting(f"{len(turns)} turns to end"):
                     for turn in turns:
                         await turn.node.wait_closed()
         core.drained = True
+        core.waits.limit()
         why = Cause(CancelCause.DRAIN, "the runtime is draining")
         while turns := others():
             for turn in turns:
                 self._cut(turn, why)
             for turn in turns:
                 await turn.node.wait_closed()
-        with trio.move_on_after(core.settings.finish_seconds):
-            await self._lanes.let_go()
+        with core.waits.bound(shield=False):
+            await self._lanes.release_claims()
         stopped = len(await core.supervisor.stop_all(why))
         report = DrainReport(
             turns=len(others()) + len(core.starting),
@@ -445,15 +460,17 @@ class Runtime:
 
     async def _backlog(self) -> dict[str, int]:
         """Return the number of waiting rows by kind; empty if the store fails or is slow, because a shutdown must not depend on it."""
-        with trio.move_on_after(self.settings.finish_seconds):
+        with self.core.waits.bound(shield=False):
             try:
                 return await self.core.store.backlog()
             except Exception as error:
-                logger.error("what waits in the store could not be counted: %s", error)
+                logger.error(
+                    "could not count the waiting rows of the store; the report of the drain has none: %s", error
+                )
         return {}
 
     def _cut(self, turn: Turn, why: Cause) -> None:
-        """Cancel a turn that would have gone on, and count it."""
+        """Cancel a turn that would have continued, and count it."""
         if turn.cause is None:
             self._cut_off.add(turn.id)
         turn.cancel(why)
@@ -467,6 +484,7 @@ class Runtime:
         self._closing.set()
         if self._core is not None:
             self._core.draining = True
+            self._core.waits.limit()
             why = Cause(CancelCause.DRAIN, reason)
             for turn in list(self._core.live_turns.values()):
                 self._cut(turn, why)

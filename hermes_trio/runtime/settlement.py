@@ -14,7 +14,7 @@ from .budget import UNLIMITED, Allowance
 from .ports import ROOT_TOPIC
 
 if TYPE_CHECKING:
-    from .ports import RuntimeStore
+    from .core import RuntimeCore
 
 __all__ = ["Settlement"]
 
@@ -33,10 +33,16 @@ class Settlement:
         self.allowance = allowance
         self.branched = branched
 
-    async def wait(self, store: RuntimeStore) -> None:
-        """Wait until nothing of this root is open, after its turn has ended. Cancelling abandons the wait."""
+    async def wait(self, core: RuntimeCore) -> None:
+        """Wait until nothing of this root is open, after its turn has ended. Cancelling abandons the wait.
+
+        A job of this process whose row the store has not taken yet is waited for, too.
+        """
         if not self.branched:
             return
+        while jobs := core.supervisor.jobs_of_root(self.id):
+            await jobs[0].wait()
+        store = core.store
         while True:
             woken = trio.Event()
             with store.subscribe(ROOT_TOPIC, lambda _, woken=woken: woken.set(), self.id):
@@ -44,7 +50,7 @@ class Settlement:
                     if not await store.root_open(self.id):
                         return
                 except Exception as error:
-                    logger.error("whether %s has settled cannot be read, trying again: %s", self.id, error)
+                    logger.error("could not read whether %s has settled; retrying: %s", self.id, error)
                     woken.set()
                     await trio.sleep(RETRY_SECONDS)
                 await woken.wait()

@@ -1,4 +1,4 @@
-"""The stateless entry: runs turns for clients that are gone when the turn ends.
+"""The stateless entry: runs turns for clients that cannot be reached after the turn has ended.
 
 No method here has a parameter for a channel, and the turns that it makes have none. This is the only part of the runtime that the HTTP front end
 uses.
@@ -42,7 +42,7 @@ class _Written:
 
     over: trio.Event = attrs.field(factory=trio.Event)
     result: outcome.Value[Run] | outcome.Error = attrs.field(
-        factory=lambda: outcome.Error(RuntimeClosed("the runtime was cancelled while the run was being written down"))
+        factory=lambda: outcome.Error(RuntimeClosed("the runtime was cancelled while the run was being stored"))
     )
 
 
@@ -58,12 +58,12 @@ class StatelessEntry:
 
     @property
     def active(self) -> int:
-        """The number of turns that hold a token now."""
+        """Return the number of turns that hold a token now."""
         return self._core.admission.active
 
     @property
     def draining(self) -> bool:
-        """Whether new work is refused."""
+        """Return whether new work is refused."""
         return self._core.draining
 
     def check(self) -> None:
@@ -81,7 +81,7 @@ class StatelessEntry:
     async def run_turn(self, spec: TurnSpec) -> Outcome:
         """Run a turn in this task and return its outcome. Raises `TooBusy`, `Draining` or `HostedElsewhere` before anything is done.
 
-        Cancelling the task means that the client has left: the turn is cancelled, its partial result is stored, and `Cancelled` propagates.
+        Cancelling the task means that the client has disconnected: the turn is cancelled, its partial result is stored, and `Cancelled` propagates.
         """
         self.check()
         core = self._core
@@ -140,7 +140,7 @@ class StatelessEntry:
             await written.over.wait()
             return written.result.unwrap()
         raise OutcomeUnknown(
-            f"run {run_record.run_id} could not be written down within {core.settings.finish_seconds:g} s and may still start;"
+            f"run {run_record.run_id} could not be stored within {core.settings.finish_seconds:g} s and may still start;"
             " ask for it by its id, or repeat the request with the same idempotency key"
         )
 
@@ -153,7 +153,7 @@ class StatelessEntry:
         try:
             await self._write_down(start)
             if self._nursery() is None:
-                raise RuntimeClosed("the runtime closed while the run was being written down; the next start ends it")
+                raise RuntimeClosed("the runtime closed while the run was being stored; the next start ends it")
             with traced:
                 assert start.run is not None
                 run = self.runs.make(spec, start.run)
@@ -187,6 +187,8 @@ class StatelessEntry:
                 if not unknown or self._core.draining:
                     raise
                 assert start.run is not None
-                logger.warning("whether run %s was written is not known, asking again: %s", start.run.run_id, error)
+                logger.warning(
+                    "could not tell whether run %s was written; reading it again: %s", start.run.run_id, error
+                )
             await trio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)

@@ -23,11 +23,12 @@ from .context import Binding, SessionContext, _binding
 from .core import RuntimeCore
 from .ends import End
 from .errors import Draining, JobRefused, OutcomeUnknown, RuntimeClosed, RuntimeProblem, UnknownJob
-from .outcome import CancelCause, Cause, JobState, Outcome, StopReceipt
+from .outcome import CancelCause, Cause, JobState, Outcome
 from .ports import JobFinish, JobStart, NewNotice, NoticeKind, TurnInput
-from .tree import Node, Stoppable, printable, split_cancelled, stop_each, stop_node, waiting
+from .stop_receipt import StopReceipt, stop_each, stop_node
+from .tree import Node, Stoppable, printable, split_cancelled, waiting
 from .turn import NO_HOOKS, Owner, TurnHooks
-from .turn_lifecycle import first_cause, run_child
+from .turn_lifecycle import FIRST_PAUSE, LONGEST_PAUSE, first_cause, run_child
 
 __all__ = ["Job", "JobSpec", "Supervisor"]
 
@@ -47,7 +48,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     notice: NoticeKind = NoticeKind.COMPLETION
     details: Mapping[str, Any] = msgspec.field(default_factory=dict[str, Any])
     seconds: float | None = None
-    deaf: bool = False
+    uninterruptible: bool = False
     """Whether the job cannot be stopped, only abandoned by a drain: a thread that outlives its turn."""
 
 
@@ -57,7 +58,7 @@ class Job(Stoppable):
     def __init__(
         self, core: RuntimeCore, spec: JobSpec, owner: Owner, channel: CompletionChannel | None, node: Node, id: str
     ) -> None:
-        self._core = core
+        self.core = core
         self.spec = spec
         self.owner = owner
         self.channel = channel
@@ -68,6 +69,8 @@ class Job(Stoppable):
         self.cause: Cause | None = None
         self.seen: bool = False
         self.end_tried: bool = False
+        self.unstarted: bool = False
+        """Whether the job ended before its start handshake."""
         self.info: object = None
         self.summary: str = ""
         self.details: dict[str, Any] = {}
@@ -83,25 +86,25 @@ class Job(Stoppable):
 
     @property
     def watched(self) -> bool:
-        """Whether the job holds a channel for its completion."""
+        """Return whether the job holds a channel for its completion."""
         return self.channel is not None
 
     @property
     def context(self) -> SessionContext:
-        """The session that the job belongs to."""
+        """Return the session that the job belongs to."""
         return self.owner.context
 
     @property
     def bridge(self) -> AsyncioLoop:
-        """The asyncio loop of the runtime."""
-        return self._core.asyncio_loop
+        """Return the asyncio loop of the runtime."""
+        return self.core.asyncio_loop
 
     def start_on_trio(self, function: Callable[[], Awaitable[None]], name: str) -> None:
         """Start a task for a call from asyncio: a child turn in the job, the rest beside it, where it can wait for the job's end."""
         if name == "run_child":
-            self._core.base_context.copy().run(self.nursery.start_soon, function)
+            self.core.base_context.copy().run(self.nursery.start_soon, function)
         else:
-            self._core.supervisor.start_soon(function)
+            self.core.supervisor.start_soon(function)
 
     # -- for the job's own task --------------------------------------------------------------------------------------------------
 
@@ -120,7 +123,7 @@ class Job(Stoppable):
         """Send a notice to the owner while the job runs. Returns whether it was queued: False without a channel, after `mark_seen`, or if the session ended."""
         if self.channel is None or self.seen:
             return False
-        notice = await self._core.store.add_notice(
+        notice = await self.core.store.add_notice(
             NewNotice(
                 inbox=self.channel.inbox,
                 routing=self.context,
@@ -144,16 +147,18 @@ class Job(Stoppable):
         hooks: TurnHooks = NO_HOOKS,
     ) -> Outcome:
         """Run a child turn of the job's owner inside this job and wait for it. It is of the owner's kind."""
-        spec = self._core.child_spec(input, self.owner, agent=agent, context=context, budget=budget, hooks=hooks)
-        return await run_child(self._core, spec, self.owner, self.node)
+        spec = self.core.child_spec(input, self.owner, agent=agent, context=context, budget=budget, hooks=hooks)
+        return await run_child(self.core, spec, self.owner, self.node)
 
     # -- for other callers -------------------------------------------------------------------------------------------------------
 
     @awaitable_from_asyncio
     async def wait_started(self) -> object:
-        """Wait for the start handshake and return its `info`. Raises if the job ended without starting."""
+        """Wait for the start handshake and return its `info`. Raises if the job ended without starting: its error, or `JobRefused`."""
         await self._ready.wait()
-        if self.error is not None and self.state is JobState.FAILED and self.info is None:
+        if self.unstarted and self.cause is not None:
+            raise JobRefused(f"the job was stopped before it had started ({self.cause})")
+        if self.unstarted and self.error is not None:
             raise self.error
         return self.info
 
@@ -171,16 +176,14 @@ class Job(Stoppable):
             return
         self.seen = True
         if self._over.is_set():
-            await self._core.ends.put(
-                End(f"what is known of job {self.id}", lambda: self._core.store.supersede(self.id))
-            )
+            await self.core.ends.put(End(f"what is known of job {self.id}", lambda: self.core.store.supersede(self.id)))
 
     def cancel(self, cause: Cause) -> None:
         """Cancel the job's scope, from any thread. The first cause stays."""
         self.bridge.call_soon(self._cancel, cause)
 
     def _cancel(self, cause: Cause) -> None:
-        if self.spec.deaf and cause.kind is not CancelCause.DRAIN:
+        if self.spec.uninterruptible and cause.kind is not CancelCause.DRAIN:
             return
         if self.cause is None:
             self.cause = cause
@@ -194,7 +197,7 @@ class Job(Stoppable):
     async def stop(self, cause: Cause | None = None, timeout: float = 30.0) -> StopReceipt:
         """Stop the job and everything in it; return a receipt with one line per node."""
         why = Cause(CancelCause.STOP) if cause is None else cause
-        seconds = 0.0 if self.spec.deaf and why.kind is not CancelCause.DRAIN else timeout
+        seconds = 0.0 if self.spec.uninterruptible and why.kind is not CancelCause.DRAIN else timeout
         return await stop_node(self.node, lambda: self.cancel(why), why, seconds)
 
 
@@ -226,6 +229,8 @@ class Supervisor:
         self._nursery: trio.Nursery | None = None
         self._jobs: dict[str, Job] = {}
         self._sessions: dict[str, _Session] = {}
+        self.unrecorded: dict[Job, trio.Event] = {}
+        """The jobs of threads whose rows the store does not have yet. An event is set when it has the row, or when the job is over."""
         self.node: Node = core.tree.root.open("supervisor", "supervisor")
 
     @asynccontextmanager
@@ -249,6 +254,10 @@ class Supervisor:
             return list(self._jobs.values())
         session = self._sessions.get(session_id)
         return [] if session is None else list(session.jobs.values())
+
+    def jobs_of_root(self, root_id: str) -> list[Job]:
+        """Return the live jobs of what one input started, oldest first."""
+        return [job for job in self._jobs.values() if job.owner.root.id == root_id]
 
     def find(self, job_id: str, *, session_id: str) -> Job:
         """Return a live job of this session. Raises `UnknownJob` for any other: a session sees only its own."""
@@ -278,7 +287,7 @@ class Supervisor:
         """
         receipts = await self.stop_here(session_id, cause)
         if self._core.shared:
-            receipts += await self._core.neighbours.stop_session(session_id, cause, turns=False)
+            receipts += await self._core.peers.stop_session(session_id, cause, turns=False)
         return receipts
 
     async def stop_here(self, session_id: str, cause: Cause) -> list[StopReceipt]:
@@ -290,8 +299,10 @@ class Supervisor:
                 self._core.forget_session(session_id)
 
     async def stop_all(self, cause: Cause) -> list[StopReceipt]:
-        """Stop every job concurrently and return the receipts."""
-        return await stop_each(self.jobs(), cause)
+        """Stop every job, and the threads that jobs leave behind, concurrently, and return the receipts."""
+        jobs = self.jobs()
+        receipts = await stop_each(jobs, cause)
+        return receipts + await stop_each([job for job in self.jobs() if job not in jobs], cause)
 
     async def _start(self, spec: JobSpec, owner: Owner, channel: CompletionChannel | None) -> Job:
         core = self._core
@@ -313,7 +324,7 @@ class Supervisor:
             await job.wait_started()
         except trio.Cancelled:
             job.seen = True
-            job.cancel(Cause(CancelCause.PARENT_GONE, "whoever started it was cancelled before it had started"))
+            job.cancel(Cause(CancelCause.PARENT_GONE, "the task that started it was cancelled before it had started"))
             raise
         return job
 
@@ -323,7 +334,7 @@ class Supervisor:
         assert self._nursery is not None
         id = spec.id or core.ids.make("job_", 12)
         if id in self._jobs:
-            raise JobRefused(f"there is a job {id!r} already; give each job an id of its own, or none")
+            raise JobRefused(f"job {id!r} already exists; give each job its own id, or none")
         session = self._sessions.get(session_id)
         if session is None:
             session = self._sessions[session_id] = _Session(
@@ -345,16 +356,40 @@ class Supervisor:
         self._core.base_context.copy().run(self._nursery.start_soon, function)
 
     def adopt_thread(self, name: str, owner: Owner, over: trio.Event) -> None:
-        """Make a job of a thread that outlives its turn. The job ends when the thread does or when a drain abandons it."""
+        """Make a job of a thread that outlives its turn. The job ends when the thread does or when a drain abandons it.
+
+        The thread exists already, so the job goes on while the store refuses its row, which is tried again until the thread has ended.
+        """
 
         async def run(job: Job) -> JobState:
             job.started()
-            with waiting(f"thread {name}"):
-                await over.wait()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._write_row, job)
+                with waiting(f"thread {name}"):
+                    await over.wait()
+                nursery.cancel_scope.cancel()
             return JobState.EXITED
 
         if self._nursery is not None:
-            self._open(JobSpec(kind="thread", title=name, run=run, deaf=True), owner, None)
+            job = self._open(JobSpec(kind="thread", title=name, run=run, uninterruptible=True), owner, None)
+            self.unrecorded[job] = trio.Event()
+
+    async def record_threads(self, root_id: str) -> None:
+        """Wait until the store has the rows of the threads that outlive work of this root, before the end of that work is written.
+
+        Other nodes know only the rows: without them they would report that the root has settled. Shielded, and bounded by `finish_seconds`: an end is not kept
+        back by a store that refuses only these rows. Returns at once in a drain, which ends the jobs of threads itself.
+        """
+        events = [event for job, event in self.unrecorded.items() if job.owner.root.id == root_id]
+        if events and not self._core.draining:
+            with self._core.waits.bound(), waiting("the store, to write the rows of threads"):
+                for event in events:
+                    await event.wait()
+
+    def _recorded(self, job: Job) -> None:
+        event = self.unrecorded.pop(job, None)
+        if event is not None:
+            event.set()
 
     async def _live(self, job: Job) -> None:
         """Run a job from its row to its committed end."""
@@ -363,7 +398,8 @@ class Supervisor:
         try:
             try:
                 with job.scope:
-                    await self._write_start(job)
+                    if not job.spec.uninterruptible:
+                        await self._write_start(job)
                     async with trio.open_nursery() as nursery:
                         job.nursery = nursery
                         with printable():
@@ -376,6 +412,8 @@ class Supervisor:
                 if cancelled is not None and rest is None:
                     job.cause = job.cause or Cause(CancelCause.DRAIN)
             self._decide(job, state)
+            if self.unrecorded and not job.spec.uninterruptible:
+                await self.record_threads(job.owner.root.id)
             # Also if writing the row failed: the row may exist then, and the end of a missing row changes nothing.
             end = End(f"job {job.id}", lambda: self._write_end(job), lambda _: self._write_end(job, reduced=True))
             await self._core.ends.put(end)
@@ -386,7 +424,7 @@ class Supervisor:
     def _decide(self, job: Job, state: JobState | None) -> None:
         if not job._ready.is_set():
             # The caller that started it gets the reason as an exception (or was cancelled): a notice would repeat it.
-            job.seen = True
+            job.seen = job.unstarted = True
         if state is not None and job.error is None:
             job.state = state
         elif job.cause is not None:
@@ -417,6 +455,22 @@ class Supervisor:
             await self._core.store.start_job(row)
         except OutcomeUnknown:
             await self._core.store.start_job(row)
+
+    async def _write_row(self, job: Job) -> None:
+        """Write the row of a job whose work exists already. Retries until it is written."""
+        pause = FIRST_PAUSE
+        while True:
+            try:
+                await self._write_start(job)
+                self._recorded(job)
+                return
+            except Exception as error:
+                logger.warning(
+                    "could not write the row of job %s; the next attempt is in %g s: %s", job.id, pause, error
+                )
+            with waiting(f"the store, to write the row of job {job.id}"):
+                await trio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
 
     async def _write_end(self, job: Job, *, reduced: bool = False) -> None:
         """Write the end of a job, with its notice if it has a channel. If the owner has seen the end by then, the notice is superseded."""
@@ -458,6 +512,7 @@ class Supervisor:
 
     def _forget(self, job: Job) -> None:
         del self._jobs[job.id]
+        self._recorded(job)
         if not job.state.terminal:
             job.state = JobState.FAILED
         job.node.close("cancelled" if job.cause is not None else job.state.value)

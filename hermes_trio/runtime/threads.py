@@ -22,7 +22,15 @@ from .tree import Node, Tree
 if TYPE_CHECKING:
     from trio.testing import MockClock
 
-__all__ = ["Threads", "exits_only_the_call", "hold_clock", "release_clock", "virtual_clock_of", "wait_out"]
+__all__ = [
+    "Threads",
+    "abandon_call",
+    "exits_only_the_call",
+    "hold_clock",
+    "release_clock",
+    "virtual_clock_of",
+    "wait_out",
+]
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -94,6 +102,24 @@ async def wait_out(over: trio.Event, returned: threading.Event, grace: float, cl
         release_clock(clock)
 
 
+def abandon_call(node: Node, over: trio.Event) -> None:
+    """Move the node of a call that outlives its cancelled caller to `abandoned`, and make a job of the call.
+
+    The receipts of its turn or job count it, and what its input started has not settled, until `over` is set.
+    """
+    from .supervisor import Job  # which is awaited from asyncio, and so needs this module
+    from .turn import Turn
+
+    outer = node.parent
+    node.note = "abandoned"
+    node.move(node.tree.abandoned)
+    while outer is not None and not isinstance(outer.work, Turn | Job):
+        outer = outer.parent
+    if outer is not None and isinstance(outer.work, Turn | Job):
+        outer.left = [*(outer.left or ()), node]
+        outer.work.core.supervisor.adopt_thread(node.name, outer.work.owner, over)
+
+
 class Threads:
     """Worker threads of one runtime. Agents and leaf calls have separate limiters, so that an agent never waits for its own leaf call."""
 
@@ -140,7 +166,6 @@ class Threads:
     ) -> T:
         limiter = self._limiters[pool]
         holder = object()
-        outer_node = None if node is None else node.parent
         if node is not None:
             node.waits = ["a free thread"]
         await limiter.acquire_on_behalf_of(holder)
@@ -186,16 +211,5 @@ class Threads:
                 await wait_out(over, returned, grace, clock)
             if not over.is_set() and node is not None:
                 abandoned = True
-                node.note = "abandoned"
-                node.move(self._tree.abandoned)
-                owner = outer_node
-                while owner is not None and owner.kind != "turn":
-                    owner = owner.parent
-                if owner is not None:
-                    owner.left = [*(owner.left or ()), node]
-                from .turn import Turn  # which is awaited from asyncio, and so needs this module
-
-                binding = current_binding()
-                if binding is not None and isinstance(binding.turn, Turn):
-                    binding.turn.core.supervisor.adopt_thread(node.name, binding.turn.owner, over)
+                abandon_call(node, over)
             raise

@@ -8,7 +8,7 @@ describes each once when it is read, however often it changed. Without watchers 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from math import inf
 from types import TracebackType
@@ -18,7 +18,7 @@ import msgspec
 import trio
 
 from .context import Binding, SessionContext, _binding
-from .outcome import Cause, ReceiptLine, StopReceipt
+from .outcome import Cause
 
 __all__ = [
     "EMPTY_CONTEXT",
@@ -29,11 +29,12 @@ __all__ = [
     "TreeDifference",
     "TreeTracer",
     "TreeWatcher",
+    "check_printable",
     "current_node",
+    "cut_view",
+    "part_of",
     "printable",
     "split_cancelled",
-    "stop_node",
-    "stop_work",
     "trace_headers",
     "waiting",
     "working",
@@ -94,13 +95,13 @@ class NodeView(msgspec.Struct, gc=False):
 class Node:
     """One piece of work. `key` is unique in its tree; `how` says how it ended, once it has.
 
-    `note`, `waits` and `scope` are set by assignment, and every assignment marks the node as changed. `tenant` owns the work; children inherit it.
+    `note`, `waits` and `deadline` are set by assignment, and every assignment marks the node as changed.
+    `scope` is the cancel scope that has the deadline. `tenant` owns the work; children inherit it.
     """
 
     __slots__ = (
         "_closed",
         "_note",
-        "_scope",
         "_waits",
         "children",
         "closed_at",
@@ -114,6 +115,7 @@ class Node:
         "owner",
         "parent",
         "said_at",
+        "scope",
         "tenant",
         "tree",
         "version",
@@ -121,7 +123,15 @@ class Node:
     )
 
     def __init__(
-        self, tree: Tree, parent: Node | None, kind: str, id: str, name: str, owner: str, scope: trio.CancelScope | None
+        self,
+        tree: Tree,
+        parent: Node | None,
+        kind: str,
+        id: str,
+        name: str = "",
+        owner: str = "",
+        tenant: str = "",
+        work: Stoppable | None = None,
     ) -> None:
         self.tree = tree
         self.parent = parent
@@ -129,18 +139,18 @@ class Node:
         self.id = id
         self.name = name
         self.owner = owner
-        self.tenant: str = "" if parent is None else parent.tenant
-        self.work: Stoppable | None = None
+        self.tenant = tenant
+        self.work = work
         self.opened_at: float = tree.now()
         self.said_at: float = self.opened_at
         self.closed_at: float | None = None
         self.how = ""
         self.children: dict[Node, None] | None = None
         # The version of the change that made the node: unique, and a reader has seen a node if its key is not above the reader's version.
-        self.key: int = tree.version + 1
-        self.version: int = self.key
-        tree.version = self.key
-        self._scope = scope
+        key = tree.version = tree.version + 1
+        self.key: int = key
+        self.version: int = key
+        self.scope: trio.CancelScope | None = None
         self._note = ""
         self._waits: list[str] | None = None
         self.left: list[Node] | None = None
@@ -151,12 +161,12 @@ class Node:
 
     @property
     def waits_on(self) -> str:
-        """What this node waits on, as described by the waiting code; empty while it computes."""
+        """Return what this node waits on, as described by the waiting code; empty while it computes."""
         return "; ".join(self._waits) if self._waits else ""
 
     @property
     def waits(self) -> Sequence[str]:
-        """What this node waits on, one entry for each wait."""
+        """Return what this node waits on, one entry for each wait."""
         return () if self._waits is None else tuple(self._waits)
 
     @waits.setter
@@ -176,28 +186,18 @@ class Node:
             self.tree._said(self)
 
     @property
-    def scope(self) -> trio.CancelScope | None:
-        """The cancel scope whose deadline is shown as the node's."""
-        return self._scope
-
-    @scope.setter
-    def scope(self, scope: trio.CancelScope | None) -> None:
-        self._scope = scope
-        self.tree._changed(self)
-
-    @property
     def deadline(self) -> float | None:
-        """The Trio time at which this node will be cancelled, or None."""
-        if self._scope is None:
+        """Return the Trio time at which this node will be cancelled, or None."""
+        if self.scope is None:
             return None
-        deadline = self._scope.deadline
+        deadline = self.scope.deadline
         return None if deadline == inf else deadline
 
     @deadline.setter
     def deadline(self, at: float | None) -> None:
-        if self._scope is None:
+        if self.scope is None:
             raise ValueError(f"{self!r} has no scope, so it can have no deadline")
-        self._scope.deadline = inf if at is None else at
+        self.scope.deadline = inf if at is None else at
         self.tree._changed(self)
 
     def walk(self) -> Iterator[Node]:
@@ -221,15 +221,25 @@ class Node:
         work: Stoppable | None = None,
     ) -> Node:
         """Open a node below this one; the scope that opens it must close it. `tenant` is the parent's unless given; `work` makes it stoppable."""
-        node = Node(self.tree, self, kind, id, name, self.owner if owner is None else owner, scope)
-        if tenant is not None:
-            node.tenant = tenant
-        if work is not None:
-            node.work = work
+        tree = self.tree
+        node = Node(
+            tree,
+            self,
+            kind,
+            id,
+            name,
+            self.owner if owner is None else owner,
+            self.tenant if tenant is None else tenant,
+            work,
+        )
+        if scope is not None:
+            node.scope = scope
         if self.children is None:
             self.children = {}
         self.children[node] = None
-        self.tree._opened(node)
+        tree.size += 1
+        if tree._told:
+            tree._tell(node)
         return node
 
     def close(self, how: str = "finished") -> None:
@@ -243,7 +253,7 @@ class Node:
         if self.parent is not None and self.parent.children is not None:
             self.parent.children.pop(self, None)
         # The work may refer to the node: without this reference there is no cycle, and both are freed at once.
-        self.work = self._scope = None
+        self.work = self.scope = None
         if self._closed is not None:
             self._closed.set()
         tree._did_close(self)
@@ -280,7 +290,7 @@ class Node:
 
     def describe(self, now: float) -> NodeView:
         """Return the node itself as data, without its children."""
-        scope, waits, work = self._scope, self._waits, self.work
+        scope, waits, work = self.scope, self._waits, self.work
         # Arguments by position, and milliseconds truncated instead of rounded: together this halves the time of a large snapshot.
         return NodeView(
             self.key,
@@ -342,7 +352,7 @@ class TreeWatcher:
         """Whether the reader must take a snapshot, because more nodes changed than are kept for it."""
 
     def mark(self, node: Node) -> None:
-        """A node was opened, changed or closed."""
+        """Note that a node was opened, changed or closed."""
         if self._tenant is not None and node.tenant != self._tenant:
             return
         if node.closed_at is not None and node.key > self.version:
@@ -383,7 +393,7 @@ class TreeTracer(Protocol):
     """Makes spans of the nodes of a tree, for as long as it is in `Tree.tracer`. Its methods never wait and never raise."""
 
     def mark(self, node: Node) -> None:
-        """A node was opened, changed or closed."""
+        """Note that a node was opened, changed or closed."""
         ...
 
     def note(self, node: Node, **facts: object) -> None:
@@ -427,7 +437,7 @@ class Tree:
         """The watchers and the tracer: the receivers of every change."""
         self._ended: deque[tuple[int, int, str, str]] = deque(maxlen=REMEMBERED_ENDS)
         """Version, key, how it ended, and tenant of the nodes that ended last."""
-        self.root: Node = Node(self, None, "runtime", "runtime", "", "", None)
+        self.root: Node = Node(self, None, "runtime", "runtime")
         self.abandoned: Node = self.root.open("abandoned", "abandoned")
 
     def view(self, node: Node | None = None, *, tenant: str | None = None) -> tuple[NodeView, int]:
@@ -528,13 +538,8 @@ class Tree:
 
     @property
     def watchers(self) -> int:
-        """The number of readers that follow the tree now."""
+        """Return the number of readers that follow the tree now."""
         return len(self._watchers)
-
-    def _opened(self, node: Node) -> None:
-        self.size += 1
-        if self._told:
-            self._tell(node)
 
     def _did_close(self, node: Node) -> None:
         self.size -= 1
@@ -559,6 +564,38 @@ class Tree:
     def _tell(self, node: Node) -> None:
         for told in self._told:
             told.mark(node)
+
+
+def part_of(tree: NodeView, session: str) -> tuple[NodeView, int]:
+    """Return the part of a view that belongs to a session (by key or id), with the nodes above it, and the number of nodes."""
+
+    def keep(node: NodeView) -> tuple[NodeView, int] | None:
+        if session in (node.owner, node.id):
+            return node, _count(node)
+        below = [kept for child in node.children or () if (kept := keep(child)) is not None]
+        if not below:
+            return None
+        shown = msgspec.structs.replace(node, children=[child for child, _ in below])
+        return shown, 1 + sum(count for _, count in below)
+
+    return keep(tree) or (msgspec.structs.replace(tree, children=()), 1)
+
+
+def _count(node: NodeView) -> int:
+    return 1 + sum(_count(child) for child in node.children or ())
+
+
+def cut_view(tree: NodeView, most: int) -> None:
+    """Reduce a view to at most `most` nodes in place: the ones nearest to the root stay, and of siblings the oldest."""
+    left = most - 1
+    level = [tree]
+    while level:
+        below: list[NodeView] = []
+        for node in level:
+            node.children = list(node.children or ())[:left]
+            left -= len(node.children)
+            below += node.children
+        level = below
 
 
 def _describe_for(node: Node, now: float, tenant: str) -> tuple[NodeView, int]:
@@ -703,12 +740,18 @@ class printable:  # noqa: N801 - used as a function
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: object, error: BaseException | None, tb: object) -> None:
-        if error is None or isinstance(error, trio.Cancelled):
-            return
-        try:
-            f"{error!r} {error}"
-        except Exception:
-            raise RuntimeError(f"{type(error).__qualname__} was raised, which cannot be printed") from error
+        if error is not None:
+            check_printable(error)
+
+
+def check_printable(error: BaseException) -> None:
+    """Raise a `RuntimeError` in place of an exception that cannot be formatted."""
+    if isinstance(error, trio.Cancelled):
+        return
+    try:
+        f"{error!r} {error}"
+    except Exception:
+        raise RuntimeError(f"{type(error).__qualname__} was raised, which cannot be printed") from error
 
 
 def split_cancelled(error: BaseException) -> tuple[BaseException | None, BaseException | None]:
@@ -716,110 +759,3 @@ def split_cancelled(error: BaseException) -> tuple[BaseException | None, BaseExc
     if isinstance(error, BaseExceptionGroup):
         return cast("BaseExceptionGroup[BaseException]", error).split(trio.Cancelled)
     return (error, None) if isinstance(error, trio.Cancelled) else (None, error)
-
-
-def _line(node: Node, waited_on: str, began: float, now: float) -> ReceiptLine:
-    return ReceiptLine(
-        node=node.id,
-        key=node.key,
-        kind=node.kind,
-        name=node.name,
-        how=node.how if node.closed_at is not None else (node.note or "still running"),
-        milliseconds=1000 * ((now if node.closed_at is None else node.closed_at) - began),
-        waited_on=waited_on,
-    )
-
-
-async def _tell_lines(
-    before: list[tuple[Node, str]], began: float, tell: Callable[[ReceiptLine], None], target: Node
-) -> None:
-    """Report each line as its node leaves the tree; return when `target` has left."""
-
-    async def one(node: Node, waited_on: str) -> None:
-        await node.wait_closed()
-        tell(_line(node, waited_on, began, trio.current_time()))
-
-    async with trio.open_nursery() as nursery:
-        for node, waited_on in before:
-            nursery.start_soon(one, node, waited_on)
-        await target.wait_closed()
-        # Nodes that left in the same step as the target are reported as well; nodes that never leave are not waited for.
-        await trio.lowlevel.checkpoint()
-        await trio.lowlevel.checkpoint()
-        nursery.cancel_scope.cancel()
-
-
-async def stop_node(
-    node: Node,
-    cancel: Callable[[], object],
-    cause: Cause,
-    timeout: float,
-    tell: Callable[[ReceiptLine], None] | None = None,
-) -> StopReceipt:
-    """Call `cancel()`, wait until `node` has left the tree, and return a receipt with a line for every node that was below it.
-
-    `ok` only if it left the tree within `timeout` seconds and no thread or process of it was abandoned. `tell` is called with each line at once.
-    Cancelling abandons the wait for the receipt, never the stop.
-    """
-    if node.closed_at is not None:
-        left = tuple(one.id for one in node.left or () if one.closed_at is None)
-        return StopReceipt(
-            target=node.id, cause=cause, ok=not left, milliseconds=0.0, remaining=left, already_ended=True
-        )
-    began = trio.current_time()
-    before = [(this, this.waits_on) for this in node.walk()]
-    cancel()
-    with trio.move_on_after(timeout):
-        if tell is None:
-            await node.wait_closed()
-        else:
-            await _tell_lines(before, began, tell, node)
-    now = trio.current_time()
-    lines = tuple(_line(this, waited_on, began, now) for this, waited_on in before)
-    if tell is not None:
-        for (this, _), line in zip(before, lines, strict=True):
-            if this.closed_at is None:
-                tell(line)
-    remaining = tuple(
-        dict.fromkeys(one.id for this, _ in before for one in (this, *(this.left or ())) if one.closed_at is None)
-    )
-    return StopReceipt(
-        target=node.id,
-        cause=cause,
-        ok=not remaining,
-        milliseconds=1000 * (now - began),
-        lines=lines,
-        remaining=remaining,
-    )
-
-
-class _Stops(Protocol):
-    """A turn, a run or a job."""
-
-    def stop(self, cause: Cause | None = None, timeout: float = ...) -> Awaitable[StopReceipt]: ...
-
-
-async def stop_each(targets: Iterable[_Stops], cause: Cause, timeout: float = 30.0) -> list[StopReceipt]:
-    """Stop turns, runs or jobs concurrently; return one receipt each. Cancelling abandons the wait for the receipts, never the stop."""
-    receipts: list[StopReceipt] = []
-
-    async def stop(target: _Stops) -> None:
-        receipts.append(await target.stop(cause, timeout))
-
-    async with trio.open_nursery() as nursery:
-        for target in targets:
-            nursery.start_soon(stop, target)
-    return receipts
-
-
-async def stop_work(
-    node: Node, cause: Cause, timeout: float, tell: Callable[[ReceiptLine], None] | None = None
-) -> StopReceipt:
-    """Stop the work of a node (`node.work`) and return the receipt of `stop_node`. Raises `ValueError` for a node without work."""
-    work = node.work
-    if work is None:
-        raise ValueError(f"{node!r} cannot be stopped by itself")
-    target = work.stopped_node()
-    if target is None:
-        return StopReceipt(target=node.id, cause=cause, ok=True, milliseconds=0.0, already_ended=True)
-    return await stop_node(target, lambda: work.cancel(cause), cause, timeout, tell)

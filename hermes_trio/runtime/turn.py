@@ -18,10 +18,11 @@ from .asyncio_loop import AsyncioLoop, awaitable_from_asyncio
 from .budget import UNLIMITED, Allowance, Budget
 from .channel import CompletionChannel
 from .context import Binding, SessionContext, _binding
-from .outcome import CancelCause, Cause, Outcome, StopReceipt
+from .outcome import CancelCause, Cause, Outcome
 from .ports import InboxRow, Message, NewReply, NewRun, Reply, TurnInput
 from .settlement import Settlement
-from .tree import Node, ended_as, printable, stop_node
+from .stop_receipt import StopReceipt, stop_node
+from .tree import Node, ended_as, printable
 
 if TYPE_CHECKING:
     from .agents import AnyAgent
@@ -60,8 +61,8 @@ PARENT_GONE = Cause(CancelCause.PARENT_GONE)
 class TurnHooks(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Callbacks of a turn. Every field is optional.
 
-    `sink` receives the turn's events. `asks` is where a person can be asked for an approval for as long as the work runs; without it no
-    person can be reached. `on_start(turn)` is called before the turn begins; if it raises, the turn does not begin. `replies(turn, outcome)` and
+    `sink` receives the turn's events. `asks` receives requests for approval for as long as the work runs; without it no person can be
+    asked. `on_start(turn)` is called before the turn begins; if it raises, the turn does not begin. `replies(turn, outcome)` and
     `also(turn, outcome)` are pure: what they return is committed with the turn. `on_end(outcome)` is called once, after the commit, under a
     bounded shield; what it raises is logged.
     """
@@ -80,8 +81,9 @@ NO_HOOKS = TurnHooks()
 class TurnSpec(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Everything that the caller of a turn decides before it starts.
 
-    `agent` is the runtime's unless one is given, and `source` the platform of the context. `one_shot` is the reason with which the session ends
-    when the turn and all that it started have ended; empty for a session that stays open.
+    `agent` defaults to the runtime's, and `source` to the platform of the context. `one_shot` is the reason with which the session ends
+    when the turn and all that it started have ended; empty for a session that stays open. If a turn of another node has the session,
+    `spare` returns another one to run in; without it the turn waits.
     """
 
     input: TurnInput
@@ -92,6 +94,7 @@ class TurnSpec(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     budget: Budget | None = None
     one_shot: str = ""
     hooks: TurnHooks = NO_HOOKS
+    spare: Callable[[], SessionContext] | None = None
 
     def __post_init__(self) -> None:
         if not self.source:
@@ -101,7 +104,7 @@ class TurnSpec(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 class TurnOrigin(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """What caused a turn; set by the runtime.
 
-    `run` is the run that the turn is, `rows` are the inbox rows that it takes, `parent_session_id` is the session of its parent.
+    `run` is the turn's run, if it has one; `rows` are the inbox rows that it takes; `parent_session_id` is the session of its parent.
     `outer_cause` is recorded when the task that runs the turn is cancelled from outside.
     """
 
@@ -112,13 +115,13 @@ class TurnOrigin(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 EMBEDDED = TurnOrigin()
-"""The origin of a turn that a program or a parent starts by itself."""
+"""The origin of a turn that an embedding program or a parent turn starts directly."""
 
 
 class Owner(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """The owner of background work: the session's identity by value, and the allowance that its turns and jobs are counted against.
 
-    `channel` makes the child turns of the work delivering ones; it is None for work that a stateless turn started. `asks` is where a person can be asked.
+    `channel` makes the child turns of the work delivering ones; it is None for work that a stateless turn started. `asks` receives its requests for approval.
     """
 
     context: SessionContext
@@ -134,13 +137,13 @@ class Turn:
     """The base of both kinds of turn. Made by the runtime; an agent receives it and uses it until it returns.
 
     `progress` is the agent's result so far, which is stored if the turn is cancelled. `steering` holds texts that arrived while the turn ran and
-    that the agent reads and removes at its next step. `state` belongs to the agent. `scope` is the nursery's, and None until
-    the nursery is open: an earlier cancel is kept in `cause`.
+    that the agent reads and removes at its next step; `steered` are the inbox rows of these texts, oldest first. `state` belongs
+    to the agent. `scope` is the nursery's cancel scope, and None until the nursery is open: an earlier cancel is kept in `cause`.
     """
 
     @property
     def supports_async_delivery(self) -> bool:
-        """Whether this turn has a channel. Fixed by the class."""
+        """Return whether this turn has a channel: a constant of each subclass."""
         raise NotImplementedError
 
     __slots__ = (
@@ -161,6 +164,7 @@ class Turn:
         "sink",
         "spec",
         "state",
+        "steered",
         "steering",
         "unwritten",
     )
@@ -188,6 +192,7 @@ class Turn:
         self.progress: Reply | None = None
         self.state: dict[str, Any] | None = None
         self.steering: list[str] = []
+        self.steered: tuple[tuple[int, str], ...] = ()
         self.scope: trio.CancelScope | None = None
         self.unwritten: End | None = None
         self.locked: bool = False
@@ -214,7 +219,7 @@ class Turn:
     def emit(self, event: str, **fields: Any) -> None:
         """Pass an event to the turn's sink. Does nothing if the turn has none.
 
-        The sink is called in the thread of Trio: at once, or, from an asyncio agent or a worker thread, in the order of the calls and before the turn ends.
+        The sink is called in Trio's thread: at once, or, for calls from an asyncio agent or a worker thread, in their order and before the turn ends.
         """
         if self.sink is not None:
             self.core.asyncio_loop.call_soon(self._tell, {"event": event, **fields})
@@ -224,16 +229,16 @@ class Turn:
             self.sink(event)
 
     def start_soon(self, function: Callable[[*Ts], Awaitable[object]], *args: *Ts, name: str = "") -> None:
-        """Run a task in the turn's nursery, with its own node in the tree. The turn ends after the task."""
+        """Start a task in the turn's nursery, with its own node in the tree. The turn ends only after the task has."""
         self.nursery.start_soon(self._task, function, args, name or getattr(function, "__name__", "task"))
 
     @property
     def bridge(self) -> AsyncioLoop:
-        """The asyncio loop of the runtime."""
+        """Return the asyncio loop of the runtime."""
         return self.core.asyncio_loop
 
     def start_on_trio(self, function: Callable[[], Awaitable[None]], name: str) -> None:
-        """As `start_soon`, for a call from asyncio."""
+        """Start a task as `start_soon` does; called by the asyncio loop."""
         self.start_soon(function, name=name)
 
     async def _task(self, function: Callable[..., Awaitable[object]], args: tuple[Any, ...], name: str) -> None:
@@ -294,6 +299,22 @@ class Turn:
             asks=self.spec.hooks.asks,
         )
 
+    def steer(self, row: int, text: str) -> None:
+        """Pass the text of a waiting inbox row to the running agent. The row is acknowledged with the turn's end if the agent has used the text."""
+        self.steering.append(text)
+        self.steered = (*self.steered, (row, text))
+
+    def used_rows(self) -> tuple[int, ...]:
+        """Return the steered inbox rows whose texts the agent has removed from `steering`. The others become turns of their own."""
+        left = list(self.steering)
+        used: list[int] = []
+        for row, text in reversed(self.steered):
+            if text in left:
+                left.remove(text)
+            else:
+                used.append(row)
+        return tuple(used)
+
     # -- stopping ----------------------------------------------------------------------------------------------------------------
 
     def cancel(self, cause: Cause) -> None:
@@ -307,7 +328,7 @@ class Turn:
             self.scope.cancel(reason=str(cause))
 
     def stopped_node(self) -> Node:
-        """The turn's own node: it leaves the tree when the turn has ended."""
+        """Return the turn's own node: it leaves the tree when the turn has ended."""
         return self.node
 
     def title(self) -> str:
@@ -317,18 +338,18 @@ class Turn:
 
     @awaitable_from_asyncio
     async def stop(self, cause: Cause | None = None, timeout: float = DEFAULT_STOP_TIMEOUT) -> StopReceipt:
-        """Stop the turn and everything in its scope; return a receipt with one line per node. Not to be called from inside the turn."""
+        """Stop the turn and everything in its scope; return a receipt with one line per node. Must not be called from inside the turn."""
         why = Cause(CancelCause.STOP) if cause is None else cause
         return await stop_node(self.node, lambda: self.cancel(why), why, timeout)
 
 
 @final
 class StatelessTurn(Turn):
-    """A turn whose client is gone when it ends. It has no channel, so it cannot start watched jobs."""
+    """A turn whose client cannot be reached after it has ended. It has no channel, so it cannot start watched jobs."""
 
     @property
     def supports_async_delivery(self) -> Literal[False]:
-        """A stateless turn has no channel."""
+        """Return False: a stateless turn has no channel."""
         return False
 
     __slots__ = ()
@@ -340,7 +361,7 @@ class DeliveringTurn(Turn):
 
     @property
     def supports_async_delivery(self) -> Literal[True]:
-        """A delivering turn has a channel."""
+        """Return True: a delivering turn has a channel."""
         return True
 
     __slots__ = ("channel",)
@@ -356,7 +377,7 @@ class DeliveringTurn(Turn):
 
     @property
     def owner(self) -> Owner:
-        """Return what `Turn.owner` does, with the channel, so that children are delivering turns too."""
+        """Return the owner as `Turn.owner` does, with the channel, so that children are delivering turns too."""
         return msgspec.structs.replace(super().owner, channel=self.channel)
 
 
@@ -379,9 +400,9 @@ class TurnScope:
             _binding.reset(self._token)
             raise
         scope = turn.scope = turn.nursery.cancel_scope
-        if turn.deadline != inf:
-            scope.deadline = turn.deadline
         turn.node.scope = scope
+        if turn.deadline != inf:
+            turn.node.deadline = turn.deadline
         if turn.cause is not None:
             scope.cancel(reason=str(turn.cause))
         return turn

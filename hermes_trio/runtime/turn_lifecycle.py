@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable
+from functools import partial
 from typing import Final, cast
 
 import msgspec
@@ -17,10 +18,10 @@ from .agents import as_reply
 from .context import Binding, _binding
 from .core import SUBAGENT, RuntimeCore
 from .ends import End
-from .errors import AgentFailed, BudgetExhausted, Fenced, RuntimeProblem, SessionHeld
+from .errors import AgentFailed, BudgetExhausted, Fenced, RuntimeClosed, RuntimeProblem, SessionHeld
 from .outcome import CancelCause, Cause, Outcome, TurnState
 from .ports import SESSION_TOPIC, EventRow, InboxKind, Message, NewReply, Reply, TurnFinish, TurnStart
-from .tree import Node, printable, split_cancelled, waiting
+from .tree import Node, check_printable, split_cancelled, waiting
 from .turn import Owner, Turn, TurnOrigin, TurnScope, TurnSpec
 
 __all__ = ["NotBegun", "first_cause", "holds_session", "run_child", "run_turn"]
@@ -46,7 +47,8 @@ async def run_turn(core: RuntimeCore, turn: Turn) -> Outcome:
     turn ends, its end is committed under a bounded shield, and then `Cancelled` propagates. Raises `NotBegun` if the turn was to take inbox rows, and
     the store refused its beginning or a drain came first: no agent has seen the rows, and nothing is stored about them.
     """
-    began = trio.current_time()
+    now = core.tree.now
+    began = turn.node.opened_at
     reply: Reply | None = None
     failure: BaseException | None = None
     outside: BaseException | None = None
@@ -66,33 +68,36 @@ async def run_turn(core: RuntimeCore, turn: Turn) -> Outcome:
                     begun = True
                     if start.run is not None:
                         core.journal.begun(turn)
-                with printable():
-                    agent = core.agent if turn.spec.agent is None else core.adapt(turn.spec.agent)
+                agent = core.agent if turn.spec.agent is None else core.adapt(turn.spec.agent)
+                try:
                     answer = await agent(turn)
+                except BaseException as error:
+                    check_printable(error)
+                    raise
                 reply = Reply(text=answer) if isinstance(answer, str) else as_reply(answer, agent)
                 if not turn.nursery.child_tasks and not turn.nursery.cancel_scope.cancel_called:
                     # Nothing else runs in the turn, and nothing has failed in it (that cancels its scope), so its end is known. Leaving the nursery takes
                     # a step of the scheduler; the commit need not wait for it.
-                    seconds = trio.current_time() - began
-                    outcome = await _commit(core, turn, start, _judge(turn, reply, None, None, seconds))
+                    outcome = await _commit(core, turn, start, _outcome_of(turn, reply, None, None, now() - began))
                     if turn.origin.run is not None and outcome.committed:
                         core.journal.ended(turn, outcome)
         except BaseException as error:  # noqa: ASYNC103 - sifted: what is not the turn's own is raised again below
-            failure, outside = _sift(error)
+            failure, outside = _split_failure(error)
             if outcome is not None and failure is not None:
-                logger.error("a task that turn %s left behind failed after its end", turn.id, exc_info=failure)
+                logger.error("a task of turn %s failed after the end of the turn", turn.id, exc_info=failure)
         if not begun and (failure is not None or outside is not None or _drained(turn.cause)):
-            outcome = msgspec.structs.replace(_judge(turn, None, failure, outside, 0.0), committed=False, begun=False)
+            outcome = msgspec.structs.replace(
+                _outcome_of(turn, None, failure, outside, 0.0), committed=False, begun=False
+            )
         elif outcome is None:
             token = _binding.set(Binding(turn.context, turn, turn.node))
             try:
-                seconds = trio.current_time() - began
-                outcome = await _commit(core, turn, start, _judge(turn, reply, failure, outside, seconds))
+                outcome = await _commit(core, turn, start, _outcome_of(turn, reply, failure, outside, now() - began))
             finally:
                 _binding.reset(token)
         if core.tree.tracer is not None:
             core.tree.tracer.note(turn.node, outcome=outcome)
-        how = outcome.state.value
+        how = outcome.state._value_
         if turn.spec.source == SUBAGENT:
             await _stop_orphans(core, session_id)
     finally:
@@ -100,7 +105,7 @@ async def run_turn(core: RuntimeCore, turn: Turn) -> Outcome:
             core.locks.release(session_id)
         del core.live_turns[turn.id]
         turn.node.close(how)
-    if turn.spec.hooks.on_end is not None:
+    if turn.spec.hooks.on_end is not None and turn.unwritten is None:
         await _call_hook(core, turn, outcome)
     if outside is not None:
         raise outside
@@ -123,7 +128,8 @@ async def _begin(core: RuntimeCore, turn: Turn, start: TurnStart) -> None:
     """Commit a turn's beginning, with its inbox rows; where several nodes share the store, wait for another node's turn of the session.
 
     Retries while the store fails: the write is idempotent. Raises the store's error if it refuses this write `BEGIN_ATTEMPTS` times and
-    accepts another one, if the rows belong to another owner by now, or if a drain begins. After a cancellation it is unknown whether it is written.
+    accepts another one, if the rows belong to another owner by now or their roots have no wakes left, or if a drain
+    begins. After a cancellation it is unknown whether it is written.
     """
     attempts, pause = 0, FIRST_PAUSE
     while True:
@@ -133,9 +139,10 @@ async def _begin(core: RuntimeCore, turn: Turn, start: TurnStart) -> None:
         if isinstance(refused, SessionHeld):
             continue
         attempts += 1
-        if core.draining or isinstance(refused, Fenced) or (attempts >= BEGIN_ATTEMPTS and await core.ends.works()):
+        final = core.draining or isinstance(refused, Fenced | BudgetExhausted)
+        if final or (attempts >= BEGIN_ATTEMPTS and await core.ends.works()):
             raise refused
-        logger.warning("turn %s is not begun yet, the next attempt is in %g s: %s", start.turn_id, pause, refused)
+        logger.warning("could not begin turn %s; the next attempt is in %g s: %s", start.turn_id, pause, refused)
         with waiting(f"the store, to begin turn {start.turn_id}"):
             await trio.sleep(pause)
         pause = min(2 * pause, LONGEST_PAUSE)
@@ -152,9 +159,12 @@ async def _attempt(core: RuntimeCore, start: TurnStart) -> Exception | None:
 
 async def _attempt_free(core: RuntimeCore, turn: Turn, start: TurnStart) -> Exception | None:
     """Do what `_attempt` does; if a turn of another node has the session, return only when that turn may have ended."""
+    refused = await _attempt(core, start)
+    if not isinstance(refused, SessionHeld):
+        return refused
     free = trio.Event()
     with core.store.subscribe(SESSION_TOPIC, lambda _: free.set(), start.context.session_id):
-        refused = await _attempt(core, start)
+        refused = await _attempt(core, start)  # the other turn may have ended before this node subscribed
         if isinstance(refused, SessionHeld):
             with waiting(str(refused), turn.node):
                 await free.wait()
@@ -179,6 +189,8 @@ def holds_session(turn: Turn) -> bool:
 
 def _start_of(turn: Turn) -> TurnStart:
     spec, origin = turn.spec, turn.origin
+    wakes = None if spec.budget is None or not origin.rows else spec.budget.wakes
+    notices = () if wakes is None else (row for row in origin.rows if row.kind is InboxKind.NOTICE)
     return TurnStart(
         turn_id=turn.id,
         context=turn.context,
@@ -189,12 +201,14 @@ def _start_of(turn: Turn) -> TurnStart:
         run=origin.run,
         inbox_ids=tuple(row.id for row in origin.rows) if origin.rows else (),
         one_shot=bool(spec.one_shot),
-        hold=holds_session(turn),
+        hold=turn.core.shared and holds_session(turn),
+        roots=tuple(dict.fromkeys(row.root_id for row in notices if row.root_id)),
+        wakes=wakes,
         began_at=turn.core.clock(),
     )
 
 
-def _sift(error: BaseException) -> tuple[BaseException | None, BaseException | None]:
+def _split_failure(error: BaseException) -> tuple[BaseException | None, BaseException | None]:
     """Split an exception that left the turn into the turn's own failure and a cancellation (or another `BaseException`) from outside."""
     if isinstance(error, Exception):
         return first_cause(error), None
@@ -226,51 +240,24 @@ def first_cause(error: BaseException) -> BaseException:
     return first
 
 
-def _judge(
+def _outcome_of(
     turn: Turn, reply: Reply | None, failure: BaseException | None, outside: BaseException | None, seconds: float
 ) -> Outcome:
     """Return the outcome of a turn. A complete reply is kept: a cancel never discards finished work."""
     said = reply or turn.progress or Reply()
-    state, error, code, partial, reason = (
-        TurnState.COMPLETED,
-        said.error,
-        said.error_code,
-        said.partial,
-        said.finish_reason,
-    )
-    cause: Cause | None = None
-    if reply is not None and failure is None:
-        if reply.error and not reply.text:
-            state = TurnState.FAILED
-    else:
-        reason = "error"
-        cause = turn.cause
-        if cause is None and failure is None and outside is None:
-            cause = Cause(CancelCause.DEADLINE, "the time of the turn is used up")
-        if cause is None and outside is not None:
-            cause = turn.origin.outer_cause
-        if cause is not None:
-            turn.cause = cause
-            state, error, code, partial = TurnState.CANCELLED, f"cancelled ({cause})", cause.kind.value, True
-        else:
-            assert failure is not None
-            state, partial = TurnState.FAILED, bool(said.text)
-            if isinstance(failure, AgentFailed | BudgetExhausted):
-                error, code = str(failure), getattr(failure, "code", "budget")
-            else:
-                error, code = f"the agent failed with {type(failure).__name__}; the log has the details", "agent_error"
-                logger.error("turn %s failed", turn.id, exc_info=failure)
-    return Outcome(
+    complete = reply is not None and failure is None
+    reason = said.finish_reason if complete else "error"
+    context = turn.context
+    outcome = Outcome(
         turn_id=turn.id,
-        session_id=turn.context.session_id,
-        session_key=turn.context.session_key,
-        state=state,
+        session_id=context.session_id,
+        session_key=context.session_key,
+        state=TurnState.FAILED if said.error and not said.text else TurnState.COMPLETED,
         text=said.text,
-        error=error,
-        error_code=code,
-        cause=cause,
+        error=said.error,
+        error_code=said.error_code,
         usage=said.usage,
-        partial=partial,
+        partial=said.partial,
         model=said.model or turn.input.model,
         finish_reason=reason,
         calls=said.calls,
@@ -279,6 +266,30 @@ def _judge(
         exception=failure,
         seconds=seconds,
     )
+    return outcome if complete else _judge_cut_short(turn, outcome, failure, outside)
+
+
+def _judge_cut_short(
+    turn: Turn, outcome: Outcome, failure: BaseException | None, outside: BaseException | None
+) -> Outcome:
+    """Return the outcome of a turn that was cancelled or failed: what it has so far, with the reason."""
+    cause = turn.cause
+    if cause is None and failure is None and outside is None:
+        cause = Cause(CancelCause.DEADLINE, "the time of the turn is used up")
+    if cause is None and outside is not None:
+        cause = turn.origin.outer_cause
+    if cause is not None:
+        turn.cause = cause
+        state, error, code, partial = TurnState.CANCELLED, f"cancelled ({cause})", cause.kind.value, True
+    else:
+        assert failure is not None
+        state, partial = TurnState.FAILED, bool(outcome.text)
+        if isinstance(failure, AgentFailed | BudgetExhausted):
+            error, code = str(failure), getattr(failure, "code", "budget")
+        else:
+            error, code = f"the agent failed with {type(failure).__name__}; the log has the details", "agent_error"
+            logger.error("turn %s failed", turn.id, exc_info=failure)
+    return msgspec.structs.replace(outcome, state=state, error=error, error_code=code, cause=cause, partial=partial)
 
 
 def _default_messages(turn: Turn, text: str, finish_reason: str) -> tuple[Message, ...]:
@@ -296,67 +307,38 @@ async def _commit(core: RuntimeCore, turn: Turn, start: TurnStart, outcome: Outc
 
     A turn that ended while it waited for its session adds no messages to it.
     """
-    spec, rows = turn.spec, turn.origin.rows
-    drained = _drained(outcome.cause)
-    # Notices of a turn that a drain cancelled are delivered again after the next start; any other turn acknowledges its notices, even if it failed.
-    told = tuple(row.id for row in rows if row.kind is InboxKind.NOTICE) if rows and not drained else ()
-
-    waited = not turn.locked and bool(turn.context.session_id)
-
-    lost: tuple[EventRow, ...] = _NO_EVENTS
-
-    def reduced(outcome: Outcome) -> TurnFinish:
-        """Return an end with the state and the error only, without the parts that the store may have refused. The reply reports the error.
-
-        The events before the last one are given back to the event writer, which writes them separately.
-        """
-        nonlocal lost
-        core.journal.give_back(lost)
-        lost = _NO_EVENTS
-        return TurnFinish(
-            start=start,
-            state=outcome.state,
-            error=outcome.error,
-            error_code=outcome.error_code,
-            outbox=_apology(turn, outcome),
-            acknowledged=told,
-            events=_NO_EVENTS if turn.origin.run is None else (core.journal.last(turn, outcome),),
-            end_session=spec.one_shot,
-            branched=branched,
-            root_id=turn.root.id,
-            waited=waited,
-        )
-
-    # A child's session ends with the child; any other stays open until its pending completions are delivered.
-    branched = turn.root.branched and spec.source != SUBAGENT
+    spec = turn.spec
+    hooks = spec.hooks
+    if core.supervisor.unrecorded:
+        await core.supervisor.record_threads(turn.root.id)
     try:
         finish = TurnFinish(
             start=start,
             state=outcome.state,
-            messages=() if waited else outcome.messages,
+            messages=outcome.messages if turn.locked or not outcome.session_id else (),
             usage=outcome.usage,
             text=outcome.text,
             error=outcome.error,
             error_code=outcome.error_code,
             model=outcome.model,
-            outbox=() if spec.hooks.replies is None else tuple(spec.hooks.replies(turn, outcome)),
-            acknowledged=told,
-            events=core.journal.terminal(turn, outcome) if turn.origin.run is not None else _NO_EVENTS,
+            outbox=() if hooks.replies is None else tuple(hooks.replies(turn, outcome)),
+            acknowledged=_told(turn, outcome) if turn.origin.rows or turn.steered else (),
             end_session=spec.one_shot,
-            branched=branched,
+            branched=turn.root.branched and spec.source != SUBAGENT,
             root_id=turn.root.id,
-            waited=waited,
-            also=() if spec.hooks.also is None else tuple(spec.hooks.also(turn, outcome)),
+            waited=not turn.locked and bool(outcome.session_id),
+            also=() if hooks.also is None else tuple(hooks.also(turn, outcome)),
+            # Last: it takes the waiting events from the event writer, which would be lost if a hook failed after it.
+            events=core.journal.terminal(turn, outcome) if turn.origin.run is not None else _NO_EVENTS,
         )
-        lost = finish.events[:-1]
     except Exception as error:
-        logger.exception("what turn %s leaves behind could not be composed; its state and error are written", turn.id)
+        logger.exception("could not compose the end of turn %s; only its state and error are written", turn.id)
         outcome = _unstored(outcome, error)
-        finish = reduced(outcome)
+        finish = _reduced(core, turn, start, outcome, _told(turn, outcome))
     end = End(
         f"turn {turn.id}",
-        lambda: _write(core, turn, finish),
-        lambda end: _write(core, turn, reduced(_unstored(outcome, end.error))),
+        partial(_write, core, turn, finish),
+        partial(_write_reduced, core, turn, finish, outcome),
     )
     written = await core.ends.put(end)
     if end.value is True:
@@ -365,28 +347,79 @@ async def _commit(core: RuntimeCore, turn: Turn, start: TurnStart, outcome: Outc
         return outcome
     if end.over is not None and not end.over.is_set():
         turn.unwritten = end
-        end.then = lambda _: _written_late(core, turn, end, outcome)
+        end.then = partial(_written_late, core, turn, outcome)
     return msgspec.structs.replace(_unstored(outcome, end.error), committed=False)
+
+
+def _told(turn: Turn, outcome: Outcome) -> tuple[int, ...]:
+    """Return the rows that this turn acknowledges: its notices, even if it failed, and the messages that steered it.
+
+    The notices of a turn that a drain cancelled are delivered again after the next start.
+    """
+    notices = (
+        () if _drained(outcome.cause) else tuple(row.id for row in turn.origin.rows if row.kind is InboxKind.NOTICE)
+    )
+    return notices + turn.used_rows() if turn.steered else notices
+
+
+def _reduced(core: RuntimeCore, turn: Turn, start: TurnStart, outcome: Outcome, told: tuple[int, ...]) -> TurnFinish:
+    """Return an end with the state and the error only, without the parts that the store may have refused. The reply reports the error."""
+    spec = turn.spec
+    return TurnFinish(
+        start=start,
+        state=outcome.state,
+        error=outcome.error,
+        error_code=outcome.error_code,
+        outbox=_error_reply(turn, outcome),
+        acknowledged=told,
+        events=_NO_EVENTS if turn.origin.run is None else (core.journal.last(turn, outcome),),
+        end_session=spec.one_shot,
+        # A child's session ends with the child; any other stays open until its pending completions are delivered.
+        branched=turn.root.branched and spec.source != SUBAGENT,
+        root_id=turn.root.id,
+        waited=not turn.locked and bool(outcome.session_id),
+    )
 
 
 def _write(core: RuntimeCore, turn: Turn, finish: TurnFinish) -> Awaitable[object]:
     """Write an end of the turn, whole or reduced; if it is written, its last event is the one that readers of the run get."""
-    core.journal.choose(turn, finish.events)
+    if finish.events:
+        core.journal.choose(turn, finish.events)
     return core.store.finish_turn(finish)
 
 
-def _written_late(core: RuntimeCore, turn: Turn, end: End, outcome: Outcome) -> None:
-    """Release the session of a turn whose end was written late or given up, and publish the end of its run."""
+async def _write_reduced(core: RuntimeCore, turn: Turn, refused: TurnFinish, outcome: Outcome, end: End) -> object:
+    """Write the reduced form of an end that was refused, after its events before the last one: a reader of the rows would take their absence for a gap."""
+    await core.journal.write_before(refused.events[:-1])
+    problem = _unstored(outcome, end.error)
+    return await _write(core, turn, _reduced(core, turn, refused.start, problem, refused.acknowledged))
+
+
+def _written_late(core: RuntimeCore, turn: Turn, outcome: Outcome, end: End) -> None:
+    """Release the session of a turn whose end was written late or given up, publish the end of its run, and call the hook after it.
+
+    The hook gets the end that the store has. It is not called if the end is given up: then the next start ends the turn.
+    """
     if end.value is True:
         core.forget_session(turn.context.session_id)
     if turn.locked:
         core.locks.release(turn.context.session_id)
+    written = outcome if end.written and not end.was_reduced else _unstored(outcome, end.error)
+    written = msgspec.structs.replace(written, committed=end.written)
     if turn.origin.run is not None:
-        written = outcome if end.written and not end.was_reduced else _unstored(outcome, end.error)
-        core.journal.ended(turn, msgspec.structs.replace(written, committed=end.written))
+        core.journal.ended(turn, written)
+    if turn.spec.hooks.on_end is not None:
+        hook = partial(_call_hook, core, turn, written)
+        try:
+            core.supervisor.start_soon(hook)
+        except RuntimeClosed:
+            if end.written:
+                core.ends.start_soon(hook)
+            else:
+                logger.warning("the hook after turn %s is not called: its end is not written", turn.id)
 
 
-def _apology(turn: Turn, outcome: Outcome) -> tuple[NewReply, ...]:
+def _error_reply(turn: Turn, outcome: Outcome) -> tuple[NewReply, ...]:
     """Return the replies that report a failure instead of an answer that was not stored; none if the hook raises."""
     replies = turn.spec.hooks.replies
     if replies is None:
@@ -394,7 +427,7 @@ def _apology(turn: Turn, outcome: Outcome) -> tuple[NewReply, ...]:
     try:
         return tuple(replies(turn, msgspec.structs.replace(outcome, text="")))
     except Exception:
-        logger.exception("the sender of turn %s cannot be told that it failed", turn.id)
+        logger.exception("could not compose the error reply of turn %s; its sender gets none", turn.id)
         return ()
 
 

@@ -13,7 +13,7 @@ from .errors import StoreError
 from .ports import Store
 from .sqlite.store import open_store
 
-__all__ = ["is_address", "open_backend", "open_beside", "require_postgres"]
+__all__ = ["address_passwords", "is_address", "open_backend", "open_blocking", "require_postgres"]
 
 _SCHEMES: Final = ("postgresql://", "postgres://")
 _DEFAULT_RETENTION: Final = Retention()
@@ -31,6 +31,14 @@ def require_postgres() -> None:
         raise StoreError(
             f"a store in PostgreSQL needs the package {' and '.join(missing)}; install `hermes-trio[postgres]`"
         )
+
+
+def address_passwords(url: str) -> list[str]:
+    """Return the password of an address, in the forms in which a log could show it. Raises `StoreError` if the address cannot be read."""
+    require_postgres()
+    from .postgres.address import passwords_of
+
+    return passwords_of(url)
 
 
 def open_backend(
@@ -52,7 +60,7 @@ def open_backend(
     return open_postgres(place, retention=retention, node_name=node_name, lease_seconds=lease_seconds)
 
 
-def open_beside(place: Path | str, *, read_only: bool = False, alone: bool = False) -> AbstractContextManager[Store]:
+def open_blocking(place: Path | str, *, read_only: bool = False, alone: bool = False) -> AbstractContextManager[Store]:
     """Open an existing store for a command, beside the servers that use it, for the body of the `with`. Its verbs block the loop.
 
     With `read_only`, a file is opened for reading only. With `alone`, raise `StoreInUse` if a server uses the store. Raises `StoreError` if there is no
@@ -60,10 +68,10 @@ def open_beside(place: Path | str, *, read_only: bool = False, alone: bool = Fal
     """
     if isinstance(place, str) and is_address(place):
         require_postgres()
-        from .postgres.beside import open_beside as open_database
+        from .postgres.blocking_store import open_blocking as open_database
 
         return open_database(place, read_only=read_only, alone=alone)
-    from .sqlite.beside import open_beside as open_file
+    from .sqlite.blocking_store import open_blocking as open_file
 
     if not Path(place).exists():
         raise StoreError(f"there is no store at {place}; name its directory with --home, or start the server once")

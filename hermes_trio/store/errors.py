@@ -47,13 +47,13 @@ class StoreError(RuntimeProblem):
 class CommitUncertain(StoreError, OutcomeUnknown):
     """Raised when the connection or the disk failed during a commit, so its outcome is unknown. Read the row, or write it again."""
 
-    told: ClassVar[str] = "it is not known whether this was written; the server's log has the details"
+    told: ClassVar[str] = "the result of a write is unknown; the server's log has the details"
 
 
 class StoreFull(StoreError):
     """Raised when the disk is full or a size limit is reached. The write was rolled back; writes succeed again when there is space."""
 
-    told: ClassVar[str] = "the disk is full, or failing; nothing of this was kept"
+    told: ClassVar[str] = "the disk is full or failing; nothing was written"
 
 
 class StoreReadOnly(StoreError):
@@ -65,7 +65,7 @@ class StoreReadOnly(StoreError):
 class StoreBusy(StoreError):
     """Raised when another process holds the database's write lock for longer than the busy time-out."""
 
-    told: ClassVar[str] = "another process keeps the database locked; nothing of this was kept"
+    told: ClassVar[str] = "another process keeps the database locked; nothing was written"
 
 
 class StoreCorrupt(StoreError):
@@ -77,7 +77,7 @@ class StoreCorrupt(StoreError):
 class StoreReplaced(StoreError):
     """Raised when the database file was removed or replaced: writes to the open file would be lost when this server ends."""
 
-    told: ClassVar[str] = "the database file was removed or replaced; nothing of this was kept"
+    told: ClassVar[str] = "the database file was removed or replaced; nothing was written"
 
 
 class StoreUnavailable(StoreError):
@@ -162,7 +162,7 @@ class ConversationMoved(StoreError):
     told: ClassVar[str] = ""
 
     def __init__(self, name: str, latest: str) -> None:
-        super().__init__(f"conversation {name!r} has moved on to {latest or 'nothing'}; start again from there")
+        super().__init__(f"conversation {name!r} has continued with {latest or 'nothing'}; start again from there")
         self.name: str = name
         self.latest: str = latest
 
@@ -172,13 +172,13 @@ def translate(error: Exception, path: str) -> StoreError:
     if isinstance(error, StoreError):
         return error
     if isinstance(error, apsw.FullError):
-        return StoreFull(f"no space left to write {path}; nothing of this write was kept")
+        return StoreFull(f"no space left to write {path}; nothing was written")
     if isinstance(error, apsw.ReadOnlyError | apsw.CantOpenError | apsw.PermissionsError):
         return StoreReadOnly(
             f"{path} cannot be written ({error}); check the owner and mode of the file and its directory"
         )
     if isinstance(error, apsw.BusyError | apsw.LockedError):
-        return StoreBusy(f"another process keeps {path} locked; nothing of this write was kept")
+        return StoreBusy(f"another process keeps {path} locked; nothing was written")
     if isinstance(error, apsw.CorruptError | apsw.NotADBError):
         return StoreCorrupt(f"{path} is damaged or is not a database ({error})")
     if isinstance(error, apsw.IOError):

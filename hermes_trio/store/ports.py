@@ -71,7 +71,7 @@ class SessionStore(Protocol):
 
     @property
     def secret(self) -> bytes:
-        """The secret of this store, made once and the same in every process that opens it. It keys the ids that must not be guessable."""
+        """Return the secret of this store, made once and the same in every process that opens it. It keys the ids that must not be guessable."""
         ...
 
     async def get_session(self, session_id: str) -> SessionRow | None:
@@ -104,6 +104,16 @@ class SessionStore(Protocol):
         tenant: str | None = None,
     ) -> SessionRow:
         """Change the title (with `set_title`; None or empty clears it) and end the session, in one transaction. See `delete_session`."""
+        ...
+
+    async def conclude_interrupted(
+        self, session_id: str, *, reason: str, mark: str, replies: Sequence[NewReply] = ()
+    ) -> bool:
+        """Give a session that the reaper ended as interrupted the end reason of its interface, and report the interruption, in one transaction.
+
+        The replies are queued if there is a value under the name `mark`, which is deleted. Returns False, with nothing written, if the session does not
+        have that end, or has been concluded.
+        """
         ...
 
     async def reopen_session(self, session_id: str) -> bool:
@@ -217,16 +227,21 @@ class OutboxStore(Protocol):
         """Queue replies outside any turn; return their ids."""
         ...
 
-    async def claim_outbox(self, platform: str, *, limit: int = 16, holding: Sequence[int] = ()) -> list[OutboxRow]:
+    async def claim_outbox(
+        self, platform: str, *, limit: int = 16, holding: Sequence[int] = (), waited: Sequence[tuple[int, int]] = ()
+    ) -> list[OutboxRow]:
         """Claim and return the oldest unsent reply of each chat of a platform, where it is due. A claimed row is not returned again until it is retried.
 
         `holding` names the rows that the caller is sending or whose end it is writing: they are never returned. For any other row that this owner has
-        claimed, the caller never got the claim, and it is returned again.
+        claimed, the caller never got the claim, and it is returned again. `waited` names replies, each with the number of its last attempt, whose delay
+        has passed by the caller's monotonic clock: they are due, whatever their stored time is, because the clock may have been set back since.
         """
         ...
 
-    async def next_outbox_due(self, platform: str, *, holding: Sequence[int] = ()) -> float | None:
-        """Return the time at which the next reply of a platform can be claimed, or None. `holding` is that of `claim_outbox`."""
+    async def next_outbox_due(
+        self, platform: str, *, holding: Sequence[int] = (), waited: Sequence[tuple[int, int]] = ()
+    ) -> float | None:
+        """Return the time at which the next reply of a platform can be claimed, or None. `holding` and `waited` are those of `claim_outbox`."""
         ...
 
     async def outbox_sent(self, row: OutboxRow) -> bool:
@@ -234,7 +249,7 @@ class OutboxStore(Protocol):
         ...
 
     async def outbox_retry(self, row: OutboxRow, *, at: float, error: str) -> bool:
-        """Record a failed attempt and queue the reply for `at`. `row.maybe_duplicate` is stored, so that the next attempt is labelled."""
+        """Record a failed attempt and queue the reply for `at`. `row.maybe_duplicate` is stored, so that the next attempt is labelled, and counted."""
         ...
 
     async def outbox_dead(self, row: OutboxRow, *, error: str) -> bool:

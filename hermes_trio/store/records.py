@@ -21,6 +21,7 @@ __all__ = [
     "FIRST_MESSAGES",
     "FIRST_PAGE",
     "LISTED_OUTPUT",
+    "OWED",
     "AllowedUser",
     "ApiKey",
     "ApprovalChoice",
@@ -63,6 +64,9 @@ class Page(msgspec.Struct, frozen=True):
         """Return this page with one more entry, whose presence shows that more follow."""
         return Page(self.limit + 1, self.offset)
 
+
+OWED: Final = "one_shot:"
+"""The prefix of the `set_meta` key of a one-shot session, under which is kept where the answer of its present turn goes."""
 
 FIRST_PAGE: Final = Page()
 FIRST_HITS: Final = Page(20)
@@ -120,7 +124,7 @@ class SessionRow(msgspec.Struct, frozen=True):
 
     @property
     def label(self) -> str:
-        """The title, or the start of the first message."""
+        """Return the title, or the start of the first message."""
         return self.title or self.preview
 
 
@@ -266,7 +270,7 @@ class OutboxState(Enum):
 
 
 class OutboxRow(msgspec.Struct, frozen=True):
-    """A reply to a platform. `maybe_duplicate`: an attempt was under way when the server died, so the platform may have it already."""
+    """A reply to a platform. `maybe_duplicate`: how many attempts the platform may have executed without an answer; 0 if it cannot have the reply."""
 
     id: int
     platform: str
@@ -279,7 +283,7 @@ class OutboxRow(msgspec.Struct, frozen=True):
     attempts: int
     next_at: float
     error: str
-    maybe_duplicate: bool
+    maybe_duplicate: int
     created_at: float
     settled_at: float | None
 
@@ -346,7 +350,7 @@ class Grant(msgspec.Struct, frozen=True):
 
     @property
     def id(self) -> str:
-        """The public id of the grant."""
+        """Return the public id of the grant."""
         return "grant_" + sha256(f"{self.scope}\0{self.category}".encode()).hexdigest()[:16]
 
 
@@ -417,7 +421,7 @@ class CronState(Enum):
 
     @property
     def terminal(self) -> bool:
-        """Whether the slot is over."""
+        """Return whether the slot is over."""
         return self not in (CronState.CLAIMED, CronState.RUNNING)
 
 

@@ -37,7 +37,7 @@ Signal = tuple[str, str]
 """A topic and a key."""
 
 
-_NOBODY: Final[dict[object, Wake]] = {}
+_NO_SUBSCRIBERS: Final[dict[object, Wake]] = {}
 
 
 class Signals:
@@ -62,6 +62,10 @@ class Signals:
             if not subscribers and self._subscribers.get((topic, key)) is subscribers:
                 del self._subscribers[topic, key]
 
+    def has_subscriber(self, signal: Signal) -> bool:
+        """Return whether a subscriber waits for exactly this topic and key."""
+        return signal in self._subscribers
+
     def wanted(self) -> list[tuple[str, str | None]]:
         """Return the topics and keys that have subscribers."""
         return list(self._subscribers)
@@ -70,7 +74,10 @@ class Signals:
         """Call the subscribers of these signals after their commit, each once per signal."""
         for signal in dict.fromkeys(signals):
             known = self._subscribers
-            for wake in (*known.get(signal, _NOBODY).values(), *known.get((signal[0], None), _NOBODY).values()):
+            for wake in (
+                *known.get(signal, _NO_SUBSCRIBERS).values(),
+                *known.get((signal[0], None), _NO_SUBSCRIBERS).values(),
+            ):
                 try:
                     wake(signal[1])
                 except Exception:

@@ -232,6 +232,8 @@ class _FaultyStore:
 
     async def _call(self, name: str, verb: Callable[..., Any], *args: Any, **named: Any) -> Any:
         rule = self._faults._take(name)  # pyright: ignore[reportPrivateUsage]
+        if rule is None and not self._queue:
+            return await verb(*args, **named)
         bound = functools.partial(verb, *args, **named)
         kind = None if rule is None else rule.kind
         if rule is not None and kind in (StoreFaultKind.BEFORE, StoreFaultKind.FULL):
@@ -282,7 +284,7 @@ def _error(rule: _Rule, verb: str) -> Exception:
         return rule.error(verb)
     match rule.kind:
         case StoreFaultKind.FULL:
-            return StoreFull(f"injected: no space left for {verb}; nothing of this write was kept")
+            return StoreFull(f"injected: no space left for {verb}; nothing was written")
         case StoreFaultKind.AFTER:
             return CommitUncertain(f"injected: {verb} may have been written")
         case _:

@@ -79,11 +79,9 @@ class OpenTestGateway:
 
     async def connected(self, *platforms: str, seconds: float = 60.0) -> None:
         """Wait until these platforms, or all of them, are connected."""
-        supervised = self.hub.supervised
-        wanted = platforms or tuple(supervised)
-        await eventually(
-            lambda: all(supervised[name].state is AdapterState.CONNECTED for name in wanted), seconds=seconds
-        )
+        runners = self.hub.runners
+        wanted = platforms or tuple(runners)
+        await eventually(lambda: all(runners[name].state is AdapterState.CONNECTED for name in wanted), seconds=seconds)
 
     async def idle(self, *, jobs: bool = False, seconds: float = 86_400.0) -> None:
         """Wait until no lane runs and the outbox is empty; with `jobs`, also until no background job runs."""

@@ -63,7 +63,7 @@ class MemoryPlatform(Adapter):
 
     @property
     def connects(self) -> int:
-        """The number of attempts to connect."""
+        """Return the number of attempts to connect."""
         return len(self.connect_times)
 
     # -- the adapter -----------------------------------------------------------------------------------------------------------------

@@ -242,7 +242,7 @@ async def _check_on_asyncio(test: Callable[[], Any], checked: bool, seconds: flo
 
 @pytest.fixture
 def virtual_clock() -> MockClock:
-    """The clock of the test: jumps when every task is blocked, stands still while a thread works."""
+    """Return the clock of the test: jumps when every task is blocked, stands still while a thread works."""
     from .clock import virtual_clock as make_clock
 
     return make_clock()
@@ -250,7 +250,7 @@ def virtual_clock() -> MockClock:
 
 @pytest.fixture
 def scripted_agent() -> ScriptedAgent:
-    """The agent of the `runtime` fixture: give it steps with `then`, or let it echo."""
+    """Return the agent of the `runtime` fixture: give it steps with `then`, or let it echo."""
     from .fakes import ScriptedAgent
 
     return ScriptedAgent()
@@ -258,7 +258,7 @@ def scripted_agent() -> ScriptedAgent:
 
 @pytest.fixture
 async def runtime(scripted_agent: ScriptedAgent) -> AsyncIterator[Runtime]:
-    """An open Runtime on virtual time, with the scripted agent and a store in memory."""
+    """Return an open Runtime on virtual time, with the scripted agent and a store in memory."""
     from hermes_trio.runtime.runtime import Runtime
 
     async with Runtime(agent=scripted_agent, seed=1) as opened:
@@ -267,7 +267,7 @@ async def runtime(scripted_agent: ScriptedAgent) -> AsyncIterator[Runtime]:
 
 @pytest.fixture
 async def fake_adapter(runtime: Runtime) -> AsyncIterator[FakeAdapter]:
-    """A delivering adapter that records what it was sent, connected to the `runtime` fixture."""
+    """Return a delivering adapter that records what it was sent, connected to the `runtime` fixture."""
     from .fakes import FakeAdapter
 
     async with FakeAdapter().connect(runtime) as adapter:
@@ -276,7 +276,7 @@ async def fake_adapter(runtime: Runtime) -> AsyncIterator[FakeAdapter]:
 
 @pytest.fixture
 def stateless(runtime: Runtime) -> StatelessEntry:
-    """The stateless entry of the `runtime` fixture. Resolved when the test runs: see `runtime.stateless`."""
+    """Return the stateless entry of the `runtime` fixture. Resolved when the test runs: see `runtime.stateless`."""
     return _Later(runtime)  # pyright: ignore[reportReturnType]
 
 

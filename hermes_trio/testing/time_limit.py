@@ -20,7 +20,7 @@ from hermes_trio.runtime.runtime import Runtime
 
 __all__ = ["TestTooSlow", "run_limited"]
 
-DEAF_SECONDS: Final = 2.0
+REACTION_SECONDS: Final = 2.0
 """Seconds that the loop may take to react before it counts as blocked."""
 
 
@@ -50,7 +50,7 @@ async def run_limited(test: Callable[[], Awaitable[None]], seconds: float, runti
             token.run_sync_soon(cut_off)
         except trio.RunFinishedError:
             return
-        if reacted.wait(DEAF_SECONDS) or over.is_set():
+        if reacted.wait(REACTION_SECONDS) or over.is_set():
             return
         print(f"\nthe event loop has been blocked; a test is over its {seconds:g} s", file=sys.__stderr__)
         faulthandler.dump_traceback(file=sys.__stderr__ or sys.stderr)

@@ -154,7 +154,7 @@ def confinement_lines(profile: Profile, protections: Protections) -> list[str]:
     active += [f"Landlock {protections.landlock}"] if protections.landlock else []
     lines = [f"commands: profile {profile}, {report['status']}; active: {'; '.join(active) or 'nothing'}"]
     lines += [f"commands: degraded: {problem}" for problem in protections.missing]
-    lines += [f"commands: to mend it, {protections.advice}"] if protections.missing and protections.advice else []
+    lines += [f"commands: to fix it, {protections.advice}"] if protections.missing and protections.advice else []
     if protections.root:
         lines.append(
             "commands: the server runs as root, whose files protect does not keep from commands; run it as a user of its own"
@@ -163,7 +163,7 @@ def confinement_lines(profile: Profile, protections: Protections) -> list[str]:
 
 
 def group_line(groups: JobGroups) -> str:
-    """Whether each command has a control group of its own, for people."""
+    """Describe, for people, whether each command has a control group of its own."""
     if not groups.root:
         return f"commands: no control group of their own: {groups.problem}"
     limited = " and ".join(groups.controllers)

@@ -15,11 +15,11 @@ from .warden import Profile
 __all__ = ["ToolContext"]
 
 STATELESS: str = (
-    "this interface cannot deliver anything after the turn: the process runs, but nobody will be told of it;"
+    "this interface cannot deliver anything after the turn: the process runs, but no notice will follow;"
     " look at it with process(action='poll')"
 )
 CHILD: str = (
-    "a child's processes end with the child, so nobody would be left to be told; wait for it with process(action='wait'),"
+    "a child's processes end with the child, so no notice could be delivered; wait for it with process(action='wait'),"
     " or look at it with process(action='poll')"
 )
 

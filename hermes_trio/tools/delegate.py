@@ -246,6 +246,8 @@ class _Batch:
         ended: list[Outcome] = []
 
         async def remember(outcome: Outcome) -> None:
+            if ended:
+                return
             ended.append(outcome)
             self.usage = self.usage + outcome.usage
             self._delegation.forget(outcome.session_id)
@@ -264,6 +266,8 @@ class _Batch:
                 budget=settings.child_budget,
                 hooks=TurnHooks(sink=trace.take, on_start=inherit, on_end=remember),
             )
+            # The hook comes later if the store has not written the child's end yet.
+            await remember(outcome)
             self._entries[index] = _entry(index, outcome, trace, trio.current_time() - began, self._limit())
         except BaseException:
             if ended:
@@ -393,6 +397,6 @@ def _encode(results: list[dict[str, Any]], began: float, note: str) -> str:
 
 
 _CHILD_PROMPT: Final = (
-    "You are working on one delegated goal, in a conversation of its own. Nobody can answer questions: decide for yourself, and say what you assumed."
-    " When you are done, answer with a summary for whoever delegated it: what you did, what you found, which files you changed, what is left."
+    "You are working on one delegated goal, in a conversation of its own. No user can answer questions: decide for yourself, and say what you assumed."
+    " When you are done, answer with a summary for the agent that delegated it: what you did, what you found, which files you changed, what is left."
 )

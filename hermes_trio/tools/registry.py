@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, get_type_hints
+from weakref import WeakKeyDictionary
 
 import msgspec
 
@@ -103,8 +104,18 @@ def _arguments_of(function: Callable[..., Any], name: str) -> type[msgspec.Struc
     return msgspec.defstruct(name, fields, kw_only=True, forbid_unknown_fields=True)
 
 
+_schemas: Final[WeakKeyDictionary[type[msgspec.Struct], dict[str, Any]]] = WeakKeyDictionary()
+
+
 def schema_of(arguments: type[msgspec.Struct]) -> dict[str, Any]:
-    """Return the JSON schema of a tool's arguments."""
+    """Return the JSON schema of a tool's arguments. It is made once for each class, and must not be changed."""
+    found = _schemas.get(arguments)
+    if found is None:
+        found = _schemas[arguments] = _make_schema(arguments)
+    return found
+
+
+def _make_schema(arguments: type[msgspec.Struct]) -> dict[str, Any]:
     (_,), components = msgspec.json.schema_components([arguments], ref_template="#/$defs/{name}")
     own = dict(components.pop(arguments.__name__))
     own.pop("title", None)

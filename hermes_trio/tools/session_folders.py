@@ -62,7 +62,7 @@ class SessionFolders:
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             if own.is_symlink() or folder.is_symlink():
-                raise NotADirectoryError(errno.ENOTDIR, "a link lies in its place")
+                raise NotADirectoryError(errno.ENOTDIR, "a symbolic link is in its place")
             if not self.store:
                 return str(folder)
             now = self._clock()
@@ -84,7 +84,7 @@ class SessionFolders:
         self.store = store
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._look_after, known, name="session folders")
+                nursery.start_soon(self._sweep_periodically, known, name="session folders")
                 yield
                 nursery.cancel_scope.cancel()
         except BaseExceptionGroup as group:
@@ -92,7 +92,7 @@ class SessionFolders:
             raised = group.exceptions[0] if len(group.exceptions) == 1 else group
             raise raised from raised.__cause__
 
-    async def _look_after(self, known: Callable[[str], Awaitable[object]]) -> None:
+    async def _sweep_periodically(self, known: Callable[[str], Awaitable[object]]) -> None:
         await trio.sleep(FIRST_SECONDS)
         while True:
             try:
@@ -102,7 +102,7 @@ class SessionFolders:
             await trio.sleep(SWEEP_SECONDS)
 
     async def sweep(self, known: Callable[[str], Awaitable[object]]) -> int:
-        """Remove the directories whose session is gone and that have not been used for a day; return how many. Cancelling leaves the rest for the
+        """Remove the directories whose session was deleted and that have not been used for a day; return how many. Cancelling leaves the rest for the
         next sweep.
         """
         removed = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -93,13 +93,17 @@ class ConfinementSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
     limits: CommandLimits = CommandLimits()
 
 
+ToolName: TypeAlias = Literal["terminal", "process", "delegate_task"]
+"""The names of the tools of the toolbox. No plugin can take one, and `disabled` accepts no other."""
+
+
 class ToolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[tools]`. `disabled` names tools that no turn gets."""
 
     terminal: TerminalSettings = TerminalSettings()
     delegation: DelegationSettings = DelegationSettings()
     confinement: ConfinementSettings = ConfinementSettings()
-    disabled: tuple[Literal["terminal", "process", "delegate_task"], ...] = ()
+    disabled: tuple[ToolName, ...] = ()
 
     @classmethod
     def read(cls, table: Mapping[str, Any]) -> ToolSettings:

@@ -9,9 +9,8 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, Final, final
+from typing import Any, Final, final, get_args
 
-import attrs
 import msgspec
 import trio
 
@@ -25,7 +24,7 @@ from .confinement import CommandConfinement, open_confinement
 from .delegate import Delegation
 from .mcp import McpLinks, McpSettings, open_links
 from .registry import Tools
-from .settings import ToolSettings
+from .settings import ToolName, ToolSettings
 from .terminal.output import mask_command
 from .terminal.process import PROCESS_REQUEST, ProcessTool
 from .terminal.processes import OutputLog, Processes
@@ -35,7 +34,7 @@ from .warden import Warden, open_warden
 
 __all__ = ["CommandReview", "Toolbox", "open_toolbox"]
 
-NAMES: Final = ("terminal", "process", "delegate_task")
+NAMES: Final[tuple[str, ...]] = get_args(ToolName)
 
 
 @final
@@ -47,7 +46,7 @@ class Toolbox(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     delegation: Delegation
     processes: Processes
     shells: ShellStates
-    consent: CommandPolicy
+    policy: CommandPolicy
     warden: Warden
     links: McpLinks
     tools: Tools
@@ -58,20 +57,18 @@ class Toolbox(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return self.tools.for_turn(turn)
 
     async def end_conversation(self, session_key: str, session_id: str, reason: str) -> None:
-        """End a conversation's bypass, grants and shell, and refuse its pending approvals with the reason.
+        """End a conversation's grants and shell, and refuse its pending approvals with the reason.
 
-        The bypass ends before the first await and the shell whatever happens, so that no failure and no cancellation leaves them to the next
-        conversation. The shell is last, without an await behind it: a caller that cancels the old turn at once leaves it no moment to begin another
-        one.
+        The shell ends whatever happens, so that no failure and no cancellation leaves it to the next conversation. It is last, without an await behind
+        it: a caller that cancels the old turn at once leaves it no moment to begin another one.
         """
         try:
-            await self.consent.end_scope(session_key, reason)
+            await self.policy.end_scope(session_key, reason)
         finally:
             self.shells.forget(session_id)
 
 
-@attrs.frozen(kw_only=True)
-class CommandReview:
+class CommandReview(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Who decides about flagged commands: people through `approvals`, or a model; `bypass` allows everything that is not forbidden.
 
     `gateway_home` is the directory of the gateway: commands that touch it are flagged.
@@ -121,7 +118,7 @@ async def open_toolbox(
         )
         with runtime.core.at_session_end(shells.forget):
             processes = Processes(warden, shells, terminal, log, rules)
-            judge = CommandPolicy(
+            policy = CommandPolicy(
                 review.approvals,
                 review.settings,
                 home=shells.home,
@@ -135,11 +132,11 @@ async def open_toolbox(
                 inherit=shells.inherit,
                 forget=shells.forget,
             )
-            run_commands = Terminal(warden, shells, processes, judge, terminal, rules)
-            look_after = ProcessTool(processes)
-            answering = runtime.membership.answering(PROCESS_REQUEST, look_after.answer)
+            run_commands = Terminal(warden, shells, processes, policy, terminal, rules)
+            manage_processes = ProcessTool(processes)
+            answering = runtime.membership.answering(PROCESS_REQUEST, manage_processes.answer)
             async with open_links(mcp, warden, base, rules.sandbox) as links:
-                own: list[Tool] = [run_commands, look_after, delegation]
+                own: list[Tool] = [run_commands, manage_processes, delegation]
                 tools = Tools(
                     [*(one for one in own if one.spec.name not in settings.disabled), *more],
                     more=lambda turn: links.tools(turn, rules.profile_of_turn(turn)),
@@ -147,11 +144,11 @@ async def open_toolbox(
                 with answering:
                     yield Toolbox(
                         terminal=run_commands,
-                        process=look_after,
+                        process=manage_processes,
                         delegation=delegation,
                         processes=processes,
                         shells=shells,
-                        consent=judge,
+                        policy=policy,
                         warden=warden,
                         links=links,
                         tools=tools,

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack, asynccontextmanager
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 import trio
@@ -16,6 +15,8 @@ from hermes_trio.base.settings import SettingsError
 from .settings import TracingSettings
 
 if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
     from opentelemetry.sdk.trace import TracerProvider as SdkTracerProvider
     from opentelemetry.trace import TracerProvider
 
@@ -93,6 +94,13 @@ def configured_tracing(settings: TracingSettings) -> Callable[[Runtime], Abstrac
     return stage
 
 
+def exporters() -> Iterable[EntryPoint]:
+    """Return the installed exporters, without loading them. Loads `importlib.metadata`, which a server without tracing does not need."""
+    from importlib.metadata import entry_points
+
+    return entry_points(group=EXPORTERS)
+
+
 def _make_provider(settings: TracingSettings) -> SdkTracerProvider:
     try:
         from opentelemetry.sdk.resources import Resource
@@ -102,7 +110,7 @@ def _make_provider(settings: TracingSettings) -> SdkTracerProvider:
         raise TracingProblem(
             f"tracing.enabled needs OpenTelemetry ({error}); install it with `pip install hermes-trio[otel]`"
         ) from None
-    found = {entry.name: entry for entry in entry_points(group=EXPORTERS)}
+    found = {entry.name: entry for entry in exporters()}
     entry = found.get(settings.exporter)
     if entry is None:
         known = ", ".join(sorted(found)) or "none"

@@ -6,12 +6,14 @@ import pytest
 
 from tests.node_mode import parametrize_nodes, set_nodes
 
-NODE_MODULES = frozenset({"test_cron", "test_discord", "test_hazards", "test_slack", "test_telegram", "test_webhook"})
+NODE_MODULES = frozenset(
+    {"test_cron", "test_discord", "test_hazards", "test_slack", "test_telegram", "test_web", "test_webhook"}
+)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run the tests of `NODE_MODULES` on one node, and on three."""
-    parametrize_nodes(metafunc, NODE_MODULES)
+    parametrize_nodes(metafunc, NODE_MODULES, frozenset({"test_web"}))
 
 
 @pytest.fixture(autouse=True)

@@ -22,7 +22,7 @@ from tests.messaging.harness import memory_store, open_world, scripted, starts_j
 
 
 class Typed:
-    """Lines that somebody types; the end is only reached when it is closed."""
+    """Lines of a user; they end only when it is closed."""
 
     def __init__(self, *lines: str) -> None:
         self._lines = deque(lines)
@@ -82,6 +82,25 @@ def test_formatted_text_is_written_in_whole_lines_only() -> None:
     assert "half a sentence" in file.getvalue()
     screen.end_stream()
     assert "and" in file.getvalue()
+
+
+def test_no_answer_or_command_controls_the_terminal() -> None:
+    """Text of a model, of a tool and of a remark: escape sequences are not passed on. A program that reads an answer from a pipe gets it as it is."""
+    hostile = "a\x1b]0;title\x07\x1b[2Jb\u202ec"
+    file = io.StringIO()
+    live: list[str] = []
+    screen = Screen(formatted=True, file=file, live=live.append)
+    screen.stream(hostile)
+    screen.end_stream()
+    screen.say(hostile)
+    screen.tool(hostile)
+    screen.note(hostile)
+    shown = file.getvalue() + "".join(live)
+    assert shown.count("[2Jb c") == 5
+    assert not {"\x1b", "\x07", "\u202e"} & set(shown)
+    piped = io.StringIO()
+    Screen(formatted=False, file=piped).say(hostile)
+    assert piped.getvalue() == f"{hostile}\n"
 
 
 def test_a_line_stays_a_line() -> None:

@@ -16,7 +16,7 @@ import trio
 
 from hermes_trio.adapters.cli.chat import ChatAdapter
 from hermes_trio.adapters.cli.screen import Screen
-from hermes_trio.adapters.web.adapter import WebAdapter
+from hermes_trio.adapters.web.adapter import WebAdapter, _owner
 from hermes_trio.base.mounts import MountCaller, MountRequest
 from hermes_trio.messaging.contract import Adapter
 from hermes_trio.store import StoreError, open_store
@@ -71,7 +71,7 @@ class TestTelegram(AdapterContract):
 
 
 class TestDiscord(AdapterContract):
-    """The Gateway: what happens while nobody is connected is not told later."""
+    """The Gateway: events without a connected session are not sent later."""
 
     keeps_messages = False
 
@@ -95,8 +95,8 @@ class BrowserBench(AdapterBench):
         self.adapter = adapter
         self._caller = MountCaller(key_id="key_1", name="admin", tenant="", scopes=frozenset(), admin=True)
         self._say = {mount.name: mount for mount in adapter.mounts}["web_say"]
-        self._feed = adapter._feed(self._caller)
-        (owner,) = adapter._feeds
+        owner = _owner(self._caller)
+        self._feed = adapter.feeds.feed(owner)
         self.chat_id = f"{owner}.talk"
         self._count = 0
 
@@ -139,7 +139,7 @@ class TestBrowser(AdapterContract):
 
 
 class TerminalBench(AdapterBench):
-    """Somebody who types at a terminal."""
+    """A user at a terminal."""
 
     chat_id = "cli"
 

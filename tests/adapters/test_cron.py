@@ -136,7 +136,7 @@ async def test_a_slot_runs_once_and_its_answer_goes_to_the_home_channel() -> Non
 
 @pytest.mark.parametrize("verb", ["claim_cron_slot", "accept_message"])
 async def test_a_slot_whose_claim_is_uncertain_runs_once(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The commit was made and not heard of: the scheduler asks again, and the slot is neither left behind nor called failed."""
+    """The verb raised after its commit: the scheduler reads again, and the slot is neither skipped nor recorded as failed."""
     async with open_cron(scripted("all quiet")) as cron:
         real, failures = getattr(cron.world.store, verb), ["once"]
 
@@ -366,7 +366,7 @@ async def test_a_job_cannot_ask_anybody() -> None:
         worlds.append(cron.world)
         await cron.add("1m")
         (sent,) = await cron.chat.wait_sent(1)
-        assert "nobody can be asked" in sent.text
+        assert "no user to ask" in sent.text
 
 
 async def test_pause_resume_run_and_remove() -> None:
@@ -451,6 +451,23 @@ async def test_no_more_jobs_run_at_once_than_allowed() -> None:
             await cron.add("1m", name=f"job {number}")
         await cron.chat.wait_sent(6)
     assert max(most) == 2
+
+
+@pytest.mark.parametrize("how", ["slow", "refused"])
+async def test_a_slot_whose_turn_is_written_late_has_the_end_of_its_turn(how: str) -> None:
+    """The store takes longer than the end of a turn waits: the answer is delivered, and the row of the slot says so, too."""
+    faults = StoreFaults()
+    async with open_cron(scripted("all quiet"), faults=faults) as cron:
+        job = await cron.add("30m")
+        if how == "slow":
+            faults.slow("finish_turn", seconds=15)
+        else:
+            faults.fail("finish_turn", times=None, seconds=1860, error=lambda verb: CommitUncertain(verb))
+        await cron.chat.wait_sent(1)
+        await trio.sleep(300)
+        await cron.world.idle()
+        assert [(row.state, row.output) for row in await cron.rows(job)] == [(CronState.COMPLETED, "all quiet")]
+        assert cron.chat.texts() == ["**report**\n\nall quiet"]
 
 
 async def test_while_draining_nothing_is_dispatched() -> None:
@@ -644,7 +661,7 @@ async def test_the_owner_of_a_slot_that_was_not_begun_is_told_though_the_store_f
             NewMessage(inbox="cron", session_key="k", routing=routing, text="x", payload=payload)
         )
     faults = StoreFaults()
-    faults.fail("bury_inbox", after_commit=after)
+    faults.fail("inbox_dead", after_commit=after)
     with pytest.raises(StoreError):
         async with open_cron(scripted(), path=path, faults=faults):
             pass

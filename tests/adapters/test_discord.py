@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 import trio
 
 from hermes_trio import Turn
-from hermes_trio.adapters.discord.adapter import DiscordAdapter, discord_platform
+from hermes_trio.adapters.discord.adapter import DiscordAdapter, DiscordSettings, discord_platform
+from hermes_trio.adapters.discord.gateway import EVENT_ATTEMPTS, Dispatch, GatewaySession
+from hermes_trio.adapters.wire.backoff import Backoff
 from hermes_trio.base.settings import SettingsError
-from hermes_trio.messaging.contract import Outgoing, PlatformError, PlatformErrorKind
+from hermes_trio.messaging.contract import Adapter, Incoming, Outgoing, PlatformError, PlatformErrorKind, Received
 from hermes_trio.messaging.menu import MENU
 from hermes_trio.messaging.platforms import Platform
+from hermes_trio.store.errors import StoreUnavailable
+from hermes_trio.testing.contracts import RecordingHub
+from hermes_trio.testing.gateway import eventually
 from hermes_trio.testing.platforms import Drop, FakeDiscord, RateLimited, open_fake_discord
 from tests.messaging.harness import World, asks, scripted, works
 
@@ -50,7 +56,7 @@ def adapter_of(made: Platform) -> DiscordAdapter:
     ],
 )
 def test_a_mistake_in_the_table_names_the_key_and_what_is_accepted(table: dict[str, Any], words: list[str]) -> None:
-    """Whoever reads the error knows what to change."""
+    """The error says what to change."""
     with pytest.raises(SettingsError) as raised:
         discord_platform(table, {})
     assert all(word in str(raised.value) for word in words), raised.value
@@ -65,7 +71,7 @@ def test_the_environment_is_enough() -> None:
 
 
 def test_every_table_on_the_page_is_accepted() -> None:
-    """Whoever copies from the documentation gets an adapter."""
+    """The example in the documentation makes an adapter."""
     tables = tables_of("discord.md")
     assert len(tables) >= 3
     for table in tables:
@@ -253,3 +259,173 @@ async def test_a_lost_connection_is_resumed_and_nothing_is_lost(fake: FakeDiscor
         await fake.gateway.wait_for("resume")
         await world.idle()
     assert [one.content for one in fake.messages] == ["echo: one", "echo: two"]
+
+
+class Failing(RecordingHub):
+    """A hub that fails for some texts, so many times, in a way that is not retried on the spot, as soon as `ready` is set."""
+
+    def __init__(self, **times: int) -> None:
+        super().__init__()
+        self.times = times
+        self.ready = trio.Event()
+
+    async def receive(self, adapter: Adapter, incoming: Incoming) -> Received:
+        if self.times.get(incoming.plain_text, 0) > 0:
+            await self.ready.wait()
+            self.times[incoming.plain_text] -= 1
+            self.attempts.append(incoming)
+            raise RuntimeError("cannot be handled")
+        return await super().receive(adapter, incoming)
+
+    def texts(self) -> list[str]:
+        return [one.plain_text for one in self.attempts]
+
+
+@asynccontextmanager
+async def restarting(fake: FakeDiscord, hub: Failing) -> AsyncIterator[list[Exception]]:
+    """An adapter that is started again after each failure, without a delay, for the body of the `async with`. Yields the failures."""
+    adapter = DiscordAdapter(
+        DiscordSettings(token=fake.token, base_url=fake.base_url),
+        backoff=Backoff(first=0.001, cap=0.001, attempts=3),
+        identify_interval=0,
+    )
+    adapter.gateway = hub
+    failures: list[Exception] = []
+    connected = trio.Event()
+
+    async def run() -> None:
+        while True:
+            try:
+                await adapter.run(connected.set)
+            except Exception as error:
+                failures.append(error)
+
+    async with adapter.open(), trio.open_nursery() as nursery:
+        nursery.start_soon(run)
+        await connected.wait()
+        yield failures
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_message_that_could_not_be_handled_is_replayed_when_the_adapter_starts_again(fake: FakeDiscord) -> None:
+    """The session is resumed behind the last event before it; messages of other chats that were handled do not come again."""
+    hub = Failing(one=1)
+    async with restarting(fake, hub) as failures:
+        fake.say("one", user_id="1")
+        fake.say("behind it", user_id="1")
+        fake.say("two", user_id="2")
+        await eventually(lambda: "two" in hub.texts())
+        hub.ready.set()
+        await eventually(lambda: "behind it" in hub.texts())
+        fake.say("three", user_id="2")
+        await eventually(lambda: "three" in hub.texts())
+    assert hub.texts() == ["two", "one", "one", "behind it", "three"]
+    kinds = [entry.kind for entry in fake.gateway.log]
+    assert (len(failures), kinds.count("identify"), kinds.count("resume")) == (1, 1, 1)
+
+
+async def test_a_message_that_can_never_be_handled_is_skipped(
+    fake: FakeDiscord, caplog: pytest.LogCaptureFixture
+) -> None:
+    """After a few attempts it does not keep the others of its chat from being handled."""
+    hub = Failing(poison=100)
+    hub.ready.set()
+    async with restarting(fake, hub) as failures:
+        fake.say("poison")
+        fake.say("behind it")
+        await eventually(lambda: hub.received)
+    assert hub.texts() == ["poison"] * EVENT_ATTEMPTS + ["behind it"]
+    assert len(failures) == EVENT_ATTEMPTS
+    assert f"failed {EVENT_ATTEMPTS} times; it is skipped" in caplog.text
+
+
+async def test_a_session_that_cannot_be_connected_is_not_tried_for_ever(fake: FakeDiscord) -> None:
+    """Its address may be gone: after an outage it is tried by the next start, and if that fails, a new session begins."""
+    hub = Failing()
+    async with restarting(fake, hub) as failures:
+        fake.gateway.refuse_connections = True
+        await fake.gateway.drop_connections()
+        await eventually(lambda: len(failures) >= 3)
+        fake.gateway.refuse_connections = False
+        await fake.gateway.wait_for("identify", count=2, timeout=30)
+        fake.say("hello")
+        await eventually(lambda: hub.received)
+    assert "resume" not in [entry.kind for entry in fake.gateway.log]
+
+
+async def test_messages_that_discord_does_not_replay_are_reported(
+    fake: FakeDiscord, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Three messages could not be handled, and Discord refuses to resume their session: the log says how many are lost, and later ones are handled."""
+    hub = Failing(one=1)
+    async with restarting(fake, hub) as failures:
+        for text in ("one", "two", "three"):
+            fake.say(text, user_id="1")
+        fake.say("elsewhere", user_id="2")
+        await eventually(lambda: "elsewhere" in hub.texts())
+        fake.gateway.forget_sessions()
+        hub.ready.set()
+        await fake.gateway.wait_for("identify", count=2, timeout=30)
+        fake.say("four", user_id="1")
+        await eventually(lambda: "four" in hub.texts())
+    assert hub.texts() == ["elsewhere", "one", "four"]
+    assert len(failures) == 1
+    assert caplog.text.count("did not replay 3 events") == 1
+
+
+async def test_messages_of_an_ended_session_that_fail_are_reported(
+    fake: FakeDiscord, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Discord ends a session while its messages are being handled, and that fails: no replay brings them back, so the log says how many are lost."""
+    hub = Failing(one=1)
+    async with restarting(fake, hub):
+        fake.say("one")
+        fake.say("two")
+        fake.say("elsewhere", user_id="2")
+        await eventually(lambda: "elsewhere" in hub.texts())
+        await fake.gateway.invalidate_sessions(resumable=False)
+        await fake.gateway.wait_for("identify", count=2, timeout=30)
+        hub.ready.set()
+        await eventually(lambda: "lost" in caplog.text)
+    assert "2 events of a Discord session that has ended were not handled" in caplog.text
+    assert hub.texts() == ["elsewhere", "one"]
+
+
+async def test_a_stop_reports_the_messages_that_are_not_handled(
+    fake: FakeDiscord, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The next process begins a session of its own, and Discord replays nothing to it."""
+    hub = Failing(one=1)
+    async with restarting(fake, hub):
+        fake.say("one")
+        fake.say("elsewhere", user_id="2")
+        await eventually(lambda: "elsewhere" in hub.texts())
+    assert "1 events of a Discord session that has ended were not handled" in caplog.text
+
+
+async def test_what_discord_replays_too_often_is_handled_once(fake: FakeDiscord) -> None:
+    """A resumed connection gets events again that were handled before."""
+    fake.gateway.replayed = 100
+    hub = Failing(two=1)
+    hub.ready.set()
+    async with restarting(fake, hub):
+        for text in ("one", "two", "three"):
+            fake.say(text)
+        await eventually(lambda: "three" in hub.texts())
+        await fake.gateway.drop_connections()
+        await fake.gateway.wait_for("resume", count=2)
+        fake.say("four")
+        await eventually(lambda: "four" in hub.texts())
+    assert hub.texts() == ["one", "two", "two", "three", "four"]
+
+
+def test_a_store_that_cannot_be_reached_skips_no_message() -> None:
+    """However often the store fails, the message is asked for again; other failures count."""
+    session = GatewaySession("s", "")
+    event = Dispatch("MESSAGE_CREATE", {}, 1, session)
+    for error, left in ((StoreUnavailable("no route"), 1), (RuntimeError("poison"), 0)):
+        session.begin(1)
+        for _ in range(EVENT_ATTEMPTS):
+            with pytest.raises(type(error)), event.handling():
+                raise error
+        assert session.unhandled == left

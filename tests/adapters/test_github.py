@@ -1,4 +1,4 @@
-"""Comments on GitHub: what is sent, how refusals are read, and that nobody waits for a slow answer."""
+"""Comments on GitHub: what is sent, how refusals are read, and that a slow answer delays no other work."""
 
 from __future__ import annotations
 

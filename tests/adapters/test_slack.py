@@ -54,7 +54,7 @@ def adapter_of(made: Platform) -> SlackAdapter:
     ],
 )
 def test_a_mistake_in_the_table_names_the_key_and_what_is_accepted(table: dict[str, Any], words: list[str]) -> None:
-    """Whoever reads the error knows what to change, and no token is quoted."""
+    """The error says what to change, and quotes no token."""
     with pytest.raises(SettingsError) as raised:
         slack_platform(table, {})
     assert all(word in str(raised.value) for word in words), raised.value
@@ -70,7 +70,7 @@ def test_the_environment_is_enough() -> None:
 
 
 def test_every_table_on_the_page_is_accepted() -> None:
-    """Whoever copies from the documentation gets an adapter."""
+    """The example in the documentation makes an adapter."""
     tables = tables_of("slack.md")
     assert len(tables) >= 3
     for table in tables:

@@ -63,7 +63,7 @@ def adapter_of(made: Platform) -> TelegramAdapter:
     ],
 )
 def test_a_mistake_in_the_table_names_the_key_and_what_is_accepted(table: dict[str, Any], words: list[str]) -> None:
-    """Whoever reads the error knows what to change, and no token is quoted."""
+    """The error says what to change, and quotes no token."""
     with pytest.raises(SettingsError) as raised:
         telegram_platform(table, {})
     assert all(word in str(raised.value) for word in words), raised.value
@@ -95,7 +95,7 @@ def test_the_environment_completes_the_table_and_the_file_decides() -> None:
 
 
 def test_every_table_on_the_page_is_accepted() -> None:
-    """Whoever copies from the documentation gets an adapter."""
+    """The example in the documentation makes an adapter."""
     tables = tables_of("telegram.md")
     assert len(tables) >= 3
     for table in tables:
@@ -314,7 +314,7 @@ async def test_the_menu_is_what_the_gateway_understands(fake: FakeTelegram) -> N
 
 
 async def test_updates_arrive_by_webhook_once_and_only_with_the_secret(fake: FakeTelegram) -> None:
-    """Telegram is told the address and a secret; a repetition is recognised, and anybody else is refused."""
+    """The address and a secret are registered with Telegram; a redelivery is recognised, and a request without the secret is refused."""
     made = member(fake, mode="webhook", webhook_url="http://127.0.0.1:1/placeholder")
     adapter = adapter_of(made)
     async with open_mount(adapter) as server:

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from base64 import b64decode, b64encode
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx2
+import msgspec
 import pytest
 import trio
 
-from hermes_trio.adapters.web.adapter import FEED_LENGTH, OwnerFeed
+from hermes_trio.adapters.web.feeds import FEED_LENGTH, OwnerFeed
 from hermes_trio.config import load_config
 from hermes_trio.gateway.serving import Serving, open_server
 from hermes_trio.http.auth import AdminKey
 from hermes_trio.net.sse import EventReader
 from hermes_trio.runtime.ports import Message
+from hermes_trio.store import open_store
+from hermes_trio.store.backend import open_backend
+from tests import node_mode
+from tests.http.gateway import RotatingClient
 
 KEY = "web-admin-key-0123456789"
 BASE = "/v1/web/conversations"
@@ -25,15 +30,31 @@ BASE = "/v1/web/conversations"
 
 @asynccontextmanager
 async def open_chat(home: Path) -> AsyncIterator[tuple[Serving, httpx2.AsyncClient]]:
-    """The whole gateway behind its server, with a client that has the admin key."""
-    config = load_config({}, home=home, server={"port": 0})
+    """The whole gateway behind its server, with a client that has the admin key.
+
+    While `node_mode.NODES` is more than one it is so many gateways on one store, and each request goes to another one.
+    """
     with trio.fail_after(60):
-        async with open_server(config, AdminKey(KEY)) as serving:
+        async with AsyncExitStack() as stack:
+            homes: list[Path] = [home]
+            stores: list[Any] = [None]
+            if node_mode.URL:
+                homes = [home / f"node-{number}" for number in range(node_mode.NODES)]
+                stores = [open_backend(node_mode.URL, node_name=one.name) for one in homes]
+            elif node_mode.NODES > 1:
+                homes = [home / f"node-{number}" for number in range(node_mode.NODES)]
+                base = await stack.enter_async_context(open_store(home / "state.db"))
+                stores = [base.shared(one.name) for one in homes]
+            servings = [
+                await stack.enter_async_context(
+                    open_server(load_config({}, home=one, server={"port": 0}), AdminKey(KEY), store=store)
+                )
+                for one, store in zip(homes, stores, strict=True)
+            ]
+            urls = [serving.addresses[0] for serving in servings]
             headers = {"Authorization": f"Bearer {KEY}"}
-            async with httpx2.AsyncClient(
-                base_url=serving.addresses[0], headers=headers, trust_env=False, timeout=30
-            ) as http:
-                yield serving, http
+            async with RotatingClient(urls, headers=headers, trust_env=False, timeout=30) as http:
+                yield servings[0], http
 
 
 async def until(http: httpx2.AsyncClient, path: str, check: Any, **more: Any) -> Any:
@@ -67,12 +88,72 @@ async def test_background_work_comes_back_to_a_conversation_that_nobody_has_open
         assert (one["id"], one["title"][:3]) == ("kernel", "!bg")
 
 
+def lanes_in(tree: dict[str, Any]) -> list[dict[str, Any]]:
+    """The lanes in a tree."""
+    return [
+        *([tree] if tree["kind"] == "lane" else []),
+        *(one for child in tree["children"] for one in lanes_in(child)),
+    ]
+
+
+async def events_of(http: httpx2.AsyncClient, opened: trio.Event, enough: Any) -> list[dict[str, Any]]:
+    """What a page that is open hears until it is enough."""
+    events: list[dict[str, Any]] = []
+    reader = EventReader()
+    async with http.stream("GET", "/v1/web/events", timeout=30) as answer, aclosing(answer.aiter_bytes()) as pieces:
+        async for piece in pieces:
+            opened.set()
+            events += [msgspec.json.decode(event.data) for event in reader.feed(piece)]
+            if enough(events):
+                return events
+    raise AssertionError(events)
+
+
+async def test_every_page_hears_a_conversation_whichever_node_it_is_connected_to(tmp_path: Path) -> None:
+    """Text, tools and ends, each once and in order, on pages of all nodes; what runs on one node is in the history of all."""
+    async with open_chat(tmp_path) as (_, http):
+        path, heard = f"{BASE}/a/messages", list[list[dict[str, Any]]]()
+
+        def ended(events: list[dict[str, Any]]) -> bool:
+            return sum(event["event"] == "turn.ended" for event in events) == 2
+
+        async def page(opened: trio.Event) -> None:
+            heard.append(await events_of(http, opened, ended))
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):
+                opened = trio.Event()
+                nursery.start_soon(page, opened)
+                await opened.wait()
+            await http.post(path, json={"text": "!run echo hello; sleep 0.6", "id": "1"})
+            for _ in range(3):
+                live = (await until(http, path, lambda found: "turn.started" in str(found["live"])))["live"]
+                assert [one["said"]["id"] for one in live if one["event"] == "turn.started"] == ["1"]
+            await until(http, path, lambda found: not found["live"] and texts(found, "assistant"))
+            await http.post(path, json={"text": "again", "id": "2"})
+        assert len(heard) == 3
+        for events in heard:
+            assert {event["conversation"] for event in events} == {"a"}
+            names = [event["event"] for event in events]
+            assert [names.count(name) for name in ("turn.started", "turn.ended", "tool.started", "tool.completed")] == [
+                2,
+                2,
+                1,
+                1,
+            ]
+            assert "hello" in next(event["result"] for event in events if event["event"] == "tool.completed")
+            written = "".join(event["delta"] for event in events if event["event"] == "message.delta")
+            assert written.count("again") == 1
+        for _ in range(3):
+            found = (await http.get(path)).json()
+            assert (len(texts(found, "user")), found["live"]) == (2, [])
+
+
+@pytest.mark.one_node  # a page that reconnects to another node is told to read again
 async def test_events_are_streamed_and_resume_without_loss(tmp_path: Path) -> None:
     """Text as it is written, tools, the end; a page that comes back with the last id goes on behind it, an unknown id is told to read again."""
 
     async def read(http: httpx2.AsyncClient, last: str, enough: Any) -> tuple[list[dict[str, Any]], str]:
-        import msgspec
-
         events: list[dict[str, Any]] = []
         reader = EventReader()
         newest = last
@@ -116,8 +197,9 @@ async def test_a_tenant_has_its_own_conversations_and_its_work_is_filed_under_it
         await http.post(path, json={"text": "hello from other"}, headers=keys["other"])
         tree = await until(http, "/v1/tree", lambda found: "!sleep 300" in str(found), headers=keys["acme"])
         assert "hello from other" not in str(tree)
-        lanes = [node for node in serving.gateway.runtime.tree.root.walk() if node.kind == "lane"]
-        assert "acme" in {lane.tenant for lane in lanes}
+        whole = (await http.get("/v1/tree")).json()
+        trees = [whole["tree"], *(other["tree"] for other in whole.get("others", ()))]
+        assert "acme" in {lane["tenant"] for tree in trees for lane in lanes_in(tree)}
         await until(http, path, lambda found: texts(found, "assistant"), headers=keys["other"])
         assert (await http.get(BASE)).json()["data"] == []
         (mine,) = (await http.get(BASE, headers=keys["acme"])).json()["data"] or [None]
@@ -183,12 +265,17 @@ async def test_a_message_that_waits_is_shown_until_its_own_turn_has_ended(tmp_pa
         path = f"{BASE}/a/messages"
         await http.post(path, json={"text": "!sleep 0.3", "id": "1"})
         await http.post(path, json={"text": "!sleep 0.4"})
+        shown = 0
         while True:
             found = (await http.get(path)).json()
-            assert sorted(said(found)) == ["!sleep 0.3", "!sleep 0.4"]
+            both = sorted(said(found)) == ["!sleep 0.3", "!sleep 0.4"]
+            # Each request goes to another node, and the event of a message reaches the others a moment after it was accepted.
+            assert both or (node_mode.NODES > 1 and shown < node_mode.NODES), found
+            shown = shown + 1 if both else 0
             if len(texts(found, "user")) == 2:
                 break
             await trio.sleep(0.02)
+        assert shown >= node_mode.NODES
         assert found["live"] == []
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,7 +24,9 @@ from hermes_trio.messaging.platforms import Platform, Platforms
 from hermes_trio.messaging.senders import Senders
 from hermes_trio.messaging.settings import HomeChannel, PlatformSettings, WebhookSettings
 from hermes_trio.runtime.ports import InboxRow
-from hermes_trio.store import InboxState, Page, SessionFilter
+from hermes_trio.store import InboxState, Page, SessionFilter, open_store
+from hermes_trio.store.errors import StoreError
+from hermes_trio.testing.faults import READ_VERBS, STORE_VERBS, StoreFaults
 from hermes_trio.testing.memory_platform import MemoryPlatform
 from tests.messaging.harness import World, asks, memory_store, open_world, scripted, starts_job, works
 
@@ -69,6 +71,7 @@ async def open_hooks(
     host: str | None = "127.0.0.1",
     chat: MemoryPlatform | None = None,
     runtime_settings: RuntimeSettings | None = None,
+    faults: StoreFaults | None = None,
     **table: Any,
 ) -> AsyncIterator[Hooked]:
     """A gateway with one platform in memory and these routes."""
@@ -77,7 +80,7 @@ async def open_hooks(
         {"secret": SECRET, "rate_limit": 10_000, "routes": routes, **table}, WebhookSettings, "webhook"
     )
     async with (
-        open_world(agent, Platform(chat, HOME), path=path, runtime_settings=runtime_settings) as world,
+        open_world(agent, Platform(chat, HOME), path=path, runtime_settings=runtime_settings, faults=faults) as world,
         AsyncExitStack() as stack,
     ):
         doors: list[WebhookReceiver] = []
@@ -272,7 +275,7 @@ async def test_nobody_can_be_asked_so_an_approval_is_refused_with_the_reason() -
         worlds.append(hooked.world)
         await hooked.post("a", {})
         (sent,) = await hooked.chat.wait_sent(1)
-        assert sent.text.startswith("refused: nobody can be asked")
+        assert sent.text.startswith("refused: this interface has no user to ask")
 
 
 async def test_direct_delivery_is_delivered_within_the_request_without_a_session() -> None:
@@ -291,6 +294,77 @@ async def test_direct_delivery_is_delivered_within_the_request_without_a_session
         assert (await hooked.post("a", {"text": "hi"}, delivery="x"))[1]["status"] == "duplicate"
         assert hooked.chat.texts("home") == ["hi"]
         assert await hooked.sessions() == []
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("number", range(6))
+async def test_an_interruption_is_told_once_wherever_the_next_starts_fail(
+    tmp_path: Path, number: int, after: bool
+) -> None:
+    """Each write with which a start settles the interrupted delivery fails in turn, before or after its commit: a later start tells what is left."""
+    path = tmp_path / "state.db"
+    routes = {"a": {"prompt": "{n}", "deliver": "memory"}}
+    faults = StoreFaults()
+    async with open_hooks(scripted(works(1000)), routes, path=path, faults=faults) as hooked:
+        await hooked.post("a", {"n": 0}, delivery="x0")
+        await trio.sleep(1)
+        faults.fail("finish_turn", "set_meta", times=None)  # as if the server were killed here
+    texts = hooked.chat.texts()
+    for attempt in range(3):
+        faults, chat = StoreFaults(), MemoryPlatform()
+        if attempt == 0:
+            # Not the recovery itself, which comes first and is one transaction.
+            faults.fail(*STORE_VERBS - READ_VERBS - {"recover"}, skip=number, after_commit=after)
+        with suppress(StoreError):
+            async with open_hooks(scripted(), routes, path=path, chat=chat, faults=faults) as again:
+                await again.world.idle()
+        texts += chat.texts()
+    assert [text for text in texts if "interrupted" in text] == [
+        "[webhook/a: interrupted. The server was stopped before this was finished; it is not started again by itself.]"
+    ]
+    async with open_store(path, maintenance=False) as store:
+        assert [session.end_reason for session in await store.list_sessions()] == [WEBHOOK_COMPLETE]
+
+
+@pytest.mark.parametrize("after", [False, True])
+async def test_an_interruption_is_told_although_the_store_failed_when_the_work_began(
+    tmp_path: Path, after: bool
+) -> None:
+    """Where the answer goes is written until the store takes it, not once."""
+    path = tmp_path / "state.db"
+    routes = {"a": {"prompt": "{n}", "deliver": "memory"}}
+    faults, chat = StoreFaults(), MemoryPlatform()
+    faults.fail("set_meta", times=2, after_commit=after)
+    async with open_hooks(scripted(works(1000)), routes, path=path, faults=faults) as hooked:
+        await hooked.post("a", {"n": 0}, delivery="x0")
+        await trio.sleep(30)
+        faults.fail("finish_turn", "set_meta", times=None)  # as if the server were killed here
+    async with open_hooks(scripted(), routes, path=path, chat=chat) as again:
+        await again.world.idle()
+    assert [text for text in hooked.chat.texts() + chat.texts() if "interrupted" in text] == [
+        "[webhook/a: interrupted. The server was stopped before this was finished; it is not started again by itself.]"
+    ]
+
+
+async def test_a_direct_delivery_that_comes_twice_at_once_is_delivered_once() -> None:
+    """The second one is told to come again, or, by another node, that it was delivered."""
+    routes = {"a": {"prompt": "{text}", "deliver": "memory", "deliver_only": True}}
+    async with open_hooks(scripted(), routes) as hooked:
+        hooked.chat.gate = trio.Event()
+        answers: list[tuple[int, str]] = []
+
+        async def post() -> None:
+            status, body = await hooked.post("a", {"text": "hi"}, delivery="x")
+            answers.append((status, body.get("status", "")))
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(2):
+                nursery.start_soon(post)
+                await trio.testing.wait_all_tasks_blocked()
+            hooked.chat.gate.set()
+        second = (503, "") if len(hooked.doors) == 1 else (200, "duplicate")
+        assert sorted(answers) == sorted([second, (200, "delivered")])
+        assert hooked.chat.texts("home") == ["hi"]
 
 
 async def test_a_delivery_that_was_accepted_and_not_begun_begins_after_a_restart(tmp_path: Path) -> None:

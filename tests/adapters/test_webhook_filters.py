@@ -158,7 +158,7 @@ def test_numbers_are_found_in_a_list_file() -> None:
         ({"field": "a", "in": "abc"}, "filters.in: must be a list, not 'abc'"),
         ({"field": "a", "exists": "yes"}, "filters.exists: must be true or false"),
         ({"field": "a", "regex": "("}, "filters.regex: not a regular expression"),
-        ({"field": "a", "regex": 5}, "filters.regex: must be a text"),
+        ({"field": "a", "regex": 5}, "filters.regex: must be a string"),
         ({"field": "a", "in_file": "../x"}, "filters.in_file: must name a file below the home directory"),
         ({"field": "a", "in_file": "/etc/passwd"}, "filters.in_file: must name"),
         ({"any": []}, "filters.any: must be a list of at least one filter"),

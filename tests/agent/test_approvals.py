@@ -185,7 +185,7 @@ async def test_nobody_to_ask(runtime: Runtime) -> None:
         await wait_all_tasks_blocked()
         (answer,) = person.answers
         assert (answer.allowed, answer.asked) == (False, False)
-        assert "nobody can be asked" in answer.reason
+        assert "no user to ask" in answer.reason
         assert await store_of(runtime).list_approvals(state=None) == []
 
 

@@ -87,8 +87,8 @@ async def test_nobody_is_there(tmp_path: Path) -> None:
         for more in ({}, {"background": True}):
             result = await delete(bench, tmp_path / "x", None, **more)
             assert result["status"] == "blocked"
-            assert "nobody can be asked here" in result["error"]
-    async with open_bench(consent=ApprovalSettings(unattended=("cron",))) as bench:
+            assert "this interface has no user to ask" in result["error"]
+    async with open_bench(policy=ApprovalSettings(unattended=("cron",))) as bench:
         results: list[dict[str, Any]] = []
 
         async def body(turn: Turn) -> None:
@@ -109,7 +109,7 @@ async def test_for_the_conversation(tmp_path: Path) -> None:
         assert (again["approval"], len(person.asked)) == ("allowed earlier", 1)
         other = await bench.use("terminal", {"command": f"rm -rf {tmp_path}/z"}, session="other")
         assert other["status"] == "blocked"
-        await bench.box.consent.end_scope("s1", "reset")
+        await bench.box.policy.end_scope("s1", "reset")
         assert (await delete(bench, tmp_path / "y", None))["status"] == "blocked"
 
 
@@ -136,8 +136,7 @@ async def test_a_grant_covers_what_was_asked_and_no_more(tmp_path: Path) -> None
 async def test_hard_blocks_hold_in_every_mode(mode: Mode | bool) -> None:
     """TOOL-142: what can never run does not run, whatever the mode, the bypass, the allow-list or a person says; nobody is asked."""
     settings = ApprovalSettings(mode=mode, allow=("*", "rm -rf /"), unattended=("",))
-    async with open_bench(consent=settings) as bench, trio.open_nursery() as nursery:
-        bench.box.consent.set_bypass("s1", True)
+    async with open_bench(policy=settings, bypass=True) as bench, trio.open_nursery() as nursery:
         person = Person(bench, nursery, ApprovalChoice.ALWAYS)
         for command in (
             "rm -rf /",
@@ -148,15 +147,15 @@ async def test_hard_blocks_hold_in_every_mode(mode: Mode | bool) -> None:
         ):
             result = await bench.use("terminal", {"command": command, "background": True}, asks=person.tell)
             assert (result["status"], result["exit_code"]) == ("blocked", -1)
-            assert "cannot be approved by anybody" in result["error"]
+            assert "It cannot be approved" in result["error"]
         assert person.asked == []
         assert not bench.box.warden.processes
 
 
 async def test_deny_rules_are_stronger_than_every_permission() -> None:
     """TOOL-141: an operator's deny rule holds inside wrappers and lists, against bypass and mode off."""
-    async with open_bench(consent=ApprovalSettings(mode=False, deny=("git push*", "curl *"), allow=("*",))) as bench:
-        bench.box.consent.set_bypass("s1", True)
+    settings = ApprovalSettings(mode=False, deny=("git push*", "curl *"), allow=("*",))
+    async with open_bench(policy=settings, bypass=True) as bench:
         for command in ("git push origin main", "cd /tmp && git push", "env A=1 curl http://x"):
             result = await bench.run(command)
             assert result["status"] == "blocked"
@@ -177,7 +176,7 @@ async def test_deny_rules_are_stronger_than_every_permission() -> None:
 )
 async def test_deny_rules_match_behind_global_options(command: str) -> None:
     """A rule about a sub-command holds wherever global options stand before it."""
-    async with open_bench(consent=ApprovalSettings(mode=False, deny=("git push*", "docker compose down*"))) as bench:
+    async with open_bench(policy=ApprovalSettings(mode=False, deny=("git push*", "docker compose down*"))) as bench:
         result = await bench.run(command)
         assert result["status"] == "blocked"
         assert "operator's rule" in result["error"]
@@ -185,7 +184,7 @@ async def test_deny_rules_match_behind_global_options(command: str) -> None:
 
 async def test_deny_rules_leave_other_sub_commands_alone() -> None:
     """The words behind a sub-command are not taken for one."""
-    async with open_bench(consent=ApprovalSettings(mode=False, deny=("git push*",))) as bench:
+    async with open_bench(policy=ApprovalSettings(mode=False, deny=("git push*",))) as bench:
         assert (await bench.run("git -C . status; git --version >/dev/null; echo ok"))["output"].endswith("ok")
 
 
@@ -206,7 +205,7 @@ async def test_the_allow_list(tmp_path: Path) -> None:
     """TOOL-146: commands, globs and categories can be allowed; a glob says nothing about a command with shell operators."""
     folder = tmp_path / "x"
     settings = ApprovalSettings(allow=(f"rm -rf {folder}*", Category.GIT_DISCARD.value))
-    async with open_bench(consent=settings) as bench:
+    async with open_bench(policy=settings) as bench:
         assert (await delete(bench, folder, None))["approval"] == "on the operator's allow-list"
         result = await bench.run(f"rm -rf {folder}; rm -rf {tmp_path}")
         assert result["status"] == "blocked"
@@ -215,13 +214,11 @@ async def test_the_allow_list(tmp_path: Path) -> None:
         ] == "on the operator's allow-list"
 
 
-async def test_bypass_is_of_one_conversation(tmp_path: Path) -> None:
-    """A conversation that bypasses approvals is not asked; others are, and it ends when it is switched off."""
+async def test_a_bypass_allows_what_would_be_asked_about(tmp_path: Path) -> None:
+    """With a bypass nobody is asked; without it, and without a person, the command is blocked."""
+    async with open_bench(bypass=True) as bench:
+        assert "bypassed" in (await delete(bench, tmp_path / "x", None))["approval"]
     async with open_bench() as bench:
-        bench.box.consent.set_bypass("s1", True)
-        assert "bypasses" in (await delete(bench, tmp_path / "x", None))["approval"]
-        assert (await bench.run(f"rm -rf {tmp_path}/x", session="other"))["status"] == "blocked"
-        bench.box.consent.set_bypass("s1", False)
         assert (await delete(bench, tmp_path / "x", None))["status"] == "blocked"
 
 
@@ -297,7 +294,7 @@ async def test_smart_mode(runtime: Runtime, said: str, allowed: bool, choices: l
     from hermes_trio.agent.approvals import Approvals
 
     approvals = Approvals(runtime.store, seconds=5)  # type: ignore[arg-type]
-    consent = CommandPolicy(
+    policy = CommandPolicy(
         approvals,
         ApprovalSettings(mode=Mode.SMART),
         home="/root",
@@ -308,8 +305,8 @@ async def test_smart_mode(runtime: Runtime, said: str, allowed: bool, choices: l
     decisions: list[Decision] = []
 
     async def agent(turn: Turn) -> str:
-        verdict = await consent.inspect(turn, "rm -rf build", "/tmp")
-        decisions.append(await consent.decide(turn, verdict))
+        verdict = await policy.inspect(turn, "rm -rf build", "/tmp")
+        decisions.append(await policy.decide(turn, verdict))
         return "ok"
 
     await runtime.run_turn(
@@ -326,12 +323,12 @@ async def test_a_scanner_s_finding_cannot_be_allowed_for_ever(runtime: Runtime) 
     """TOOL-147: `always` is not offered for it."""
     from hermes_trio.agent.approvals import Approvals
 
-    consent = CommandPolicy(Approvals(runtime.store, seconds=5), home="/root", shown=str)  # type: ignore[arg-type]
+    policy = CommandPolicy(Approvals(runtime.store, seconds=5), home="/root", shown=str)  # type: ignore[arg-type]
     events: list[Mapping[str, Any]] = []
 
     async def agent(turn: Turn) -> str:
         finding = Finding(Category.EXTERNAL_SCANNER, "looks odd", "x")
-        await consent.decide(turn, Verdict("x", findings=(finding,)))
+        await policy.decide(turn, Verdict("x", findings=(finding,)))
         return "ok"
 
     await runtime.run_turn(

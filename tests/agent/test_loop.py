@@ -13,9 +13,9 @@ from hermes_trio import Budget, CancelCause, Outcome, Runtime, SessionContext, T
 from hermes_trio.agent.loop import RESULT_LIMIT, AgentSettings, ModelAgent
 from hermes_trio.agent.model import Finished, ModelError, ModelErrorKind, ReasoningDelta
 from hermes_trio.agent.tool import add_usage, keep_partial_result
-from hermes_trio.runtime.outcome import Cause, ReceiptLine, Usage
+from hermes_trio.runtime.outcome import Cause, Usage
 from hermes_trio.runtime.ports import Message
-from hermes_trio.runtime.tree import stop_work
+from hermes_trio.runtime.stop_receipt import ReceiptLine, stop_work
 from hermes_trio.store.ports import Store
 from hermes_trio.tools.registry import Tools, tool
 

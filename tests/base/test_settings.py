@@ -46,14 +46,14 @@ def test_a_table_that_can_be_used() -> None:
     [
         ({"nam": 1}, "x.nam is not a setting (did you mean name?); [x] takes name, colour, inner, routes, words"),
         ({"inner": {"speed": 1}}, "x.inner.speed is not a setting; [x.inner] takes mode, size"),
-        ({"name": 3}, "x.name is 3: expected `str`, got `int`; accepted is a text"),
+        ({"name": 3}, "x.name is 3: expected `str`, got `int`; accepted is a string"),
         ({"colour": "green"}, "x.colour is 'green': invalid enum value 'green'; accepted are red, blue"),
         ({"inner": {"mode": "x"}}, "x.inner.mode is 'x': invalid enum value 'x'; accepted are fast, slow"),
         (
             {"inner": {"size": 10}},
             "x.inner.size is 10: expected `int` <= 9; accepted is a whole number from 1 up to 9",
         ),
-        ({"words": 1}, "x.words is 1: expected `str | array`, got `int`; accepted are a list of texts or a text"),
+        ({"words": 1}, "x.words is 1: expected `str | array`, got `int`; accepted are a list of strings or a string"),
     ],
 )
 def test_mistakes(table: dict[str, Any], text: str) -> None:

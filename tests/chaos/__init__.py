@@ -1,1 +1,1 @@
-"""Chaos: nodes, their database and the network between them fail under load, and every promise is judged afterwards. `make test-chaos`."""
+"""Chaos: nodes, their database and the network between them fail under load; afterwards every guarantee is checked. `make test-chaos`."""

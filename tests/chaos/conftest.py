@@ -8,7 +8,7 @@ from .scenario import REPORTS
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """One line for each scenario."""
+    """Print one line for each scenario."""
     if REPORTS:
         terminalreporter.section("chaos")
         for line in REPORTS:

@@ -1,4 +1,4 @@
-"""What must hold when the nodes are calm again: everything that was promised is stored, once, with one end, and nothing belongs to nobody."""
+"""Checks the guarantees when the load has ended: every acknowledged request is stored once, with one end, and every open row has a live owner."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections import Counter, defaultdict
 from hermes_trio.messaging.senders import DUPLICATE_LABEL
 
 from .cluster import Cluster
-from .load import Ledger
+from .load import Ledger, endings_in
 
 TOLD_SECONDS = 20.0
-"""So late may somebody be told of an end on another node: many times what a poll takes."""
+"""Seconds after which a client must have been told of an end on another node: many times the interval of a poll."""
 
 OPEN_ROWS = {
     "runs": "ended_at IS NULL",
@@ -23,7 +23,7 @@ OPEN_ROWS = {
 
 
 async def open_rows(cluster: Cluster) -> dict[str, int]:
-    """How many rows of each kind wait for something."""
+    """Return the number of unfinished rows by kind."""
     parts = " UNION ALL ".join(
         f"SELECT '{table}' AS name, count(*) AS n FROM hermes_trio.{table} WHERE {which}"
         for table, which in OPEN_ROWS.items()
@@ -32,7 +32,7 @@ async def open_rows(cluster: Cluster) -> dict[str, int]:
 
 
 async def unowned_rows(cluster: Cluster) -> list[str]:
-    """Open rows that belong to a node that is none."""
+    """Return the open rows whose owner is not a live node."""
     held = {**OPEN_ROWS, "leases": "true"}
     parts = " UNION ALL ".join(
         f"SELECT '{table}' AS name, owner FROM hermes_trio.{table} WHERE {which} AND owner <> ''"
@@ -43,7 +43,7 @@ async def unowned_rows(cluster: Cluster) -> list[str]:
 
 
 async def judge(cluster: Cluster, ledger: Ledger) -> list[str]:
-    """Every promise that was not kept, in words; empty if all were."""
+    """Return a description of every broken guarantee."""
     found = list(ledger.wrong)
     found += await _judge_chats(cluster, ledger)
     found += await _judge_runs(cluster, ledger)
@@ -101,13 +101,30 @@ async def _judge_runs(cluster: Cluster, ledger: Ledger) -> list[str]:
 
 
 async def _judge_people(cluster: Cluster, ledger: Ledger) -> list[str]:
-    """Nobody is told twice, unless the second time says that it may be a second time."""
+    """Check that each text was delivered once, except copies that are labelled as possible duplicates, and that each message of a user is stored once."""
     sent = [(message.chat_id, message.text) for message in cluster.telegram.messages]
     wrong: list[str] = []
     for text, chat in ledger.written.items():
         told = [said for where, said in sent if where == chat and text in said]
         if sum(DUPLICATE_LABEL not in said for said in told) > 1:
             wrong.append(f"told twice: {text}: {told}")
+    for chat in set(ledger.written.values()):
+        here = [said for where, said in sent if where == chat]
+        texts = [text for text, where in ledger.written.items() if where == chat]
+        silent = [text for text in texts if not any(text in said for said in here)]
+        if len(silent) > endings_in(cluster.telegram.messages, chat):
+            wrong.append(f"never told: {silent}: {here[-5:]}")
+    stored = {
+        row["text"]: row["n"]
+        for row in await cluster.rows(
+            "SELECT text, count(*) AS n FROM hermes_trio.inbox WHERE kind <> 'notice' GROUP BY 1"
+        )
+    }
+    wrong += [
+        f"written to the bot and stored {stored.get(text, 0)} times: {text}"
+        for text in ledger.received
+        if stored.get(text, 0) != 1
+    ]
     lost = await cluster.rows(
         "SELECT job_id, count(*) AS n FROM hermes_trio.inbox WHERE kind = 'notice' AND job_id <> '' GROUP BY 1 HAVING count(*) > 1"
     )

@@ -1,57 +1,84 @@
-"""Clients of the nodes: they chat, start runs and follow them from other nodes, write to the bot, and remember what they were promised."""
+"""Clients of the nodes: they chat, start runs and follow them from other nodes, approve, deliver webhooks, write to the bot, watch its jobs, and
+record what was acknowledged.
+"""
 
 from __future__ import annotations
 
+import hmac
 import itertools
 import json
 import random
 import time
 from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing
 from typing import Any
 
 import httpx2
 import trio
 
-from .cluster import HEADERS, ChaosNode, Cluster
+from .cluster import HEADERS, WEBHOOK_SECRET, ChaosNode, Cluster
 
 REFUSED = frozenset({429, 503})
-"""Answers that promise nothing: the request was not begun."""
+"""Status codes of requests that were refused before they began."""
 
-THINKS = (0.05, 0.3)
-"""How long a client waits between two requests: three nodes and their database share the cores of a small machine."""
+THINKS = (0.2, 1.6)
+"""Seconds between two requests of a client: three nodes and their database share a small machine."""
 
-TURNS = 15
-"""Turns of a session: a long one costs more than the nodes do."""
+CLIENTS: Mapping[str, int] = {"chats": 12, "runs": 12, "approvals": 4, "hooks": 4, "people": 4, "jobs": 2}
+"""The default number of clients of each kind."""
 
-PATIENCE = 150.0
-"""How long a client tries before it counts as forgotten: many times what a calm machine needs."""
+ENDINGS = (
+    "nterrupted",
+    ") was lost: ",
+    "was lost with its backend",
+    "was terminated by kill_all",
+    "The server stopped while",
+    "(Stopped:",
+    "(This failed:",
+    "[webhook/events: failed.",
+)
+"""Texts by which a user is correctly told that a message gets no answer."""
+
+SHARING = 2
+"""The number of clients that share one session, on any nodes."""
+
+TURNS = 15 // SHARING
+"""Turns of each of them in a session; long sessions would dominate the load."""
+
+TIMEOUT = 150.0
+"""Seconds after which an unanswered client counts as forgotten: many times what an idle machine needs."""
 
 
 class Ledger:
-    """What the clients said, what they were promised, and what they were told."""
+    """What the clients sent, what was acknowledged, and what they received."""
 
     def __init__(self) -> None:
         self.said: dict[str, str] = {}
-        """Texts of chats, and their session."""
+        """Texts of chats, with their session."""
         self.answered: set[str] = set()
-        """Those that were answered with 200."""
+        """The texts that were answered with 200."""
         self.runs: dict[str, str] = {}
-        """Idempotency keys, and the run that was promised for each."""
+        """Idempotency keys, with the run that was acknowledged for each."""
         self.ends: dict[str, str] = {}
-        """Runs, and the end that somebody was told."""
+        """Runs, with the end that a client was told."""
         self.told: dict[str, tuple[float, float]] = {}
-        """Runs whose end was waited for, when the request that was told it was made, and when it was told."""
+        """Runs whose end a client waited for, with the times of the request and of its answer."""
         self.written: dict[str, int] = {}
-        """Texts that people wrote to the bot, and their chat."""
+        """Texts that the bot must send once, because users wrote them, webhooks delivered them or jobs printed them; with their chat."""
+        self.received: set[str] = set()
+        """Messages of users to the bot: each must be stored once."""
+        self.approved = 0
+        """Approvals that were answered."""
         self.statuses: Counter[int] = Counter()
         self.broken = 0
         """Requests without an answer."""
         self.wrong: list[str] = []
-        """What must not happen."""
+        """Observed violations."""
 
 
 class Load:
-    """Clients for as long as the nursery lives, or until `stop`; then each finishes what it has begun."""
+    """Runs clients until the nursery is cancelled, or until `stop`; then each finishes what it has begun."""
 
     def __init__(self, cluster: Cluster, seed: int) -> None:
         self.cluster = cluster
@@ -61,18 +88,23 @@ class Load:
         self._busy = 0
         self._idle = trio.Event()
 
-    def start(self, nursery: trio.Nursery, *, chats: int = 4, runs: int = 4, people: int = 2) -> None:
-        """Start so many clients of each kind."""
-        for number in range(chats):
-            nursery.start_soon(self._client, self._chat, number)
-        for number in range(runs):
-            nursery.start_soon(self._client, self._run, number)
-        for number in range(people):
-            self.cluster.telegram.add_private_chat(1000 + number)
-            nursery.start_soon(self._client, self._write, number)
+    def start(self, nursery: trio.Nursery, clients: Mapping[str, int]) -> None:
+        """Start this many clients of each kind; the number in `CLIENTS` for kinds that are not named."""
+        acts = {
+            "chats": self._chat,
+            "runs": self._run,
+            "approvals": self._approve,
+            "hooks": self._deliver,
+            "people": self._write,
+            "jobs": self._watch,
+        }
+        for place, (kind, count) in enumerate({**CLIENTS, **clients}.items()):
+            for number in range(count):
+                self.cluster.telegram.add_private_chat(1000 * (place + 1) + number)
+                nursery.start_soon(self._client, acts[kind], 1000 * (place + 1) + number)
 
     async def stop(self) -> None:
-        """Begin nothing new, and wait until what was begun has its end."""
+        """Begin nothing new, and wait until everything that was begun has ended."""
         self._stopped = True
         while self._busy:
             self._idle = trio.Event()
@@ -81,7 +113,9 @@ class Load:
     async def _client(self, act: Any, number: int) -> None:
         self._busy += 1
         try:
-            async with httpx2.AsyncClient(headers=HEADERS, timeout=httpx2.Timeout(60), trust_env=False) as http:
+            # Without certificates: loading them blocks this loop, and with it every node's network, for a second in all.
+            options: dict[str, Any] = {"timeout": httpx2.Timeout(60), "trust_env": False, "verify": False}
+            async with httpx2.AsyncClient(headers=HEADERS, **options) as http:
                 for turn in itertools.count():
                     if self._stopped:
                         return
@@ -91,14 +125,16 @@ class Load:
             self._busy -= 1
             self._idle.set()
 
-    def _node(self) -> ChaosNode:
-        """A node that can be connected to; a load balancer sends nothing to one that refuses connections."""
+    def _node(self, but: ChaosNode | None = None) -> ChaosNode:
+        """Return a node that accepts connections, other than `but` if there is one, as a load balancer would."""
         alive = [node for node in self.cluster.nodes if node.alive and not node.paused]
-        return self._random.choice(alive or self.cluster.nodes)
+        return self._random.choice([node for node in alive if node is not but] or alive or self.cluster.nodes)
 
-    async def _ask(self, http: httpx2.AsyncClient, method: str, path: str, **more: Any) -> tuple[int, Any]:
-        """The status and the body of an answer; 0 if there was none."""
-        node = self._node()
+    async def _ask(
+        self, http: httpx2.AsyncClient, method: str, path: str, *, node: ChaosNode | None = None, **more: Any
+    ) -> tuple[int, Any]:
+        """Send a request to this node, or to any; return the status and the body of the response, or status 0 without one."""
+        node = node or self._node()
         try:
             answer = await http.request(method, node.address + path, **more)
         except httpx2.TransportError:
@@ -116,7 +152,7 @@ class Load:
             return answer.status_code, None
 
     async def _chat(self, http: httpx2.AsyncClient, number: int, turn: int) -> None:
-        session, text = f"chat-{number}-{turn // TURNS}", f"chat-{number}-{turn}."
+        session, text = f"chat-{number // SHARING}-{turn // TURNS}", f"chat-{number}-{turn}."
         if turn % TURNS == 0:
             await self._until_done(
                 http, f"session {session}", "POST", "/api/sessions", {201, 200, 409}, json={"id": session}
@@ -133,7 +169,7 @@ class Load:
     async def _until_done(
         self, http: httpx2.AsyncClient, what: str, method: str, path: str, good: set[int], **more: Any
     ) -> Any:
-        with trio.move_on_after(PATIENCE):
+        with trio.move_on_after(TIMEOUT):
             while True:
                 status, answer = await self._ask(http, method, path, **more)
                 if status in good:
@@ -141,25 +177,30 @@ class Load:
                 if status and status not in REFUSED:
                     self.ledger.wrong.append(f"{what}: {status} {answer}")
                     return None
-        self.ledger.wrong.append(f"{what}: no answer within {PATIENCE:g} s")
+        self.ledger.wrong.append(f"{what}: no answer within {TIMEOUT:g} s")
         return None
 
     async def _run(self, http: httpx2.AsyncClient, number: int, turn: int) -> None:
         key = f"run-{number}-{turn}."
         headers = {"Idempotency-Key": key}
         body = {"input": f"!sleep {self._random.choice((0, 0.2, 0.8))}\n{key}"}
-        started = await self._until_done(http, key, "POST", "/v1/runs", {200, 202}, json=body, headers=headers)
+        node = self._node()
+        status, started = await self._ask(http, "POST", "/v1/runs", node=node, json=body, headers=headers)
+        if status not in (200, 202):
+            node = None
+            started = await self._until_done(http, key, "POST", "/v1/runs", {200, 202}, json=body, headers=headers)
         if started is None:
             return
         run_id = self.ledger.runs[key] = started["run_id"]
-        if turn % 2:
-            await self._follow(http, run_id)
-            return
-        with trio.move_on_after(PATIENCE):
+        await (self._follow(http, run_id) if turn % 2 else self._wait_for(http, run_id, node))
+
+    async def _wait_for(self, http: httpx2.AsyncClient, run_id: str, runs_on: ChaosNode | None = None) -> None:
+        """Wait for the end of a run, through another node than the one that runs it."""
+        with trio.move_on_after(TIMEOUT):
             while True:
                 path = f"/v1/runs/{run_id}?wait=ended&timeout=40"
                 asked_at = time.time()
-                status, found = await self._ask(http, "GET", path)
+                status, found = await self._ask(http, "GET", path, node=self._node(runs_on))
                 if status == 200 and found["status"] in ("completed", "failed", "cancelled"):
                     self._told(run_id, found["status"])
                     self.ledger.told[run_id] = (asked_at, time.time())
@@ -167,7 +208,7 @@ class Load:
                 if status not in (0, 200, *REFUSED):
                     self.ledger.wrong.append(f"{run_id}: {status} {found}")
                     return
-        self.ledger.wrong.append(f"{run_id}: its end was not told within {PATIENCE:g} s")
+        self.ledger.wrong.append(f"{run_id}: its end was not told within {TIMEOUT:g} s")
 
     def _told(self, run_id: str, status: str) -> None:
         before = self.ledger.ends.setdefault(run_id, status)
@@ -175,25 +216,32 @@ class Load:
             self.ledger.wrong.append(f"{run_id}: told {before}, then {status}")
 
     async def _follow(self, http: httpx2.AsyncClient, run_id: str) -> None:
-        """Read the events of a run to its end, going on at another node whenever the stream breaks."""
+        """Read the events of a run to its end; continue at another node after a few events and whenever the stream breaks."""
         last, numbers = "", list[int]()
-        with trio.move_on_after(PATIENCE):
+        with trio.move_on_after(TIMEOUT):
             while True:
                 headers = {"Last-Event-ID": last} if last else {}
                 try:
                     address = f"{self._node().address}/v1/runs/{run_id}/events"
-                    async with http.stream("GET", address, headers=headers) as answer:
+                    stay = self._random.randrange(1, 5)
+                    async with (
+                        http.stream("GET", address, headers=headers) as answer,
+                        aclosing(answer.aiter_lines()) as lines,
+                    ):
                         if answer.status_code != 200:
                             await trio.sleep(0.1)
                             continue
-                        async for line in answer.aiter_lines():
+                        async for line in lines:
+                            if not line and stay <= 0:
+                                break
                             if line.startswith("id: "):
+                                stay -= 1
                                 last = line[4:]
                                 numbers.append(int(last.rpartition("-")[2]))
                             elif line.startswith("data: "):
                                 event = json.loads(line[6:])
                                 if event["event"] == "resync":
-                                    # What its dead node had told and not stored is told otherwise.
+                                    # Events that the killed node had sent and not stored are replaced by others.
                                     last, numbers = "", []
                                 elif event["event"] in ("run.completed", "run.failed", "run.cancelled"):
                                     self._told(run_id, event["event"].removeprefix("run."))
@@ -204,16 +252,77 @@ class Load:
                 except httpx2.TransportError:
                     self.ledger.broken += 1
                     await trio.sleep(0.05)
-        self.ledger.wrong.append(f"{run_id}: its events had no end within {PATIENCE:g} s")
+        self.ledger.wrong.append(f"{run_id}: its events had no end within {TIMEOUT:g} s")
 
-    async def _write(self, http: httpx2.AsyncClient, number: int, turn: int) -> None:
-        """Write to the bot, and wait for what it says to that."""
-        text, chat = f"person-{number}-{turn}.", 1000 + number
-        self.ledger.written[text] = chat
-        self.cluster.telegram.say(text, user_id=chat)
-        with trio.move_on_after(PATIENCE):
-            while not any(text in message.text for message in self.cluster.telegram.messages):  # noqa: ASYNC110
-                await trio.sleep(0.05)
-            await trio.sleep(0.3)
+    async def _approve(self, http: httpx2.AsyncClient, number: int, turn: int) -> None:
+        """Start a run that requests an approval, refuse it through any node, and wait for the run's end."""
+        key = f"ask-{number}-{turn}."
+        body = {"input": f"!run rm -rf ./{key}"}
+        headers = {"Idempotency-Key": key}
+        started = await self._until_done(http, key, "POST", "/v1/runs", {200, 202}, json=body, headers=headers)
+        if started is None:
             return
-        self.ledger.wrong.append(f"{text}: the bot said nothing within {PATIENCE:g} s")
+        run_id = self.ledger.runs[key] = started["run_id"]
+        with trio.move_on_after(TIMEOUT):
+            while True:
+                status, found = await self._ask(http, "GET", f"/v1/runs/{run_id}")
+                if status == 200 and found["status"] in ("completed", "failed", "cancelled"):
+                    break
+                if status == 200 and found.get("approvals"):
+                    answer = {"choice": "deny"}
+                    status, found = await self._ask(http, "POST", f"/v1/runs/{run_id}/approval", json=answer)
+                    self.ledger.approved += status == 200
+                    if status not in (0, 200, 409, *REFUSED):
+                        self.ledger.wrong.append(f"the approval of {run_id}: {status} {found}")
+                await trio.sleep(0.1)
+        await self._wait_for(http, run_id)
+
+    async def _deliver(self, http: httpx2.AsyncClient, chat: int, turn: int) -> None:
+        """Deliver a webhook to two nodes, one after the other, and wait for its reply in the chat."""
+        text = f"hook-{chat}-{turn}."
+        body = json.dumps({"text": text, "chat": str(chat)}).encode()
+        digest = hmac.digest(WEBHOOK_SECRET.encode(), body, "sha256").hex()
+        headers = {"X-Hub-Signature-256": f"sha256={digest}", "X-Request-ID": text}
+        before = self._endings(chat)
+        for _ in range(2):
+            answer = await self._until_done(
+                http, text, "POST", "/webhooks/events", {200, 202}, content=body, headers=headers
+            )
+            if answer is None:
+                return
+        await self._hear(text, chat, before)
+
+    async def _write(self, http: httpx2.AsyncClient, chat: int, turn: int) -> None:
+        """Write to the bot, and wait for its reply."""
+        text = f"person-{chat}-{turn}."
+        self.ledger.received.add(text)
+        before = self._endings(chat)
+        self.cluster.telegram.say(text, user_id=chat)
+        await self._hear(text, chat, before)
+
+    async def _watch(self, http: httpx2.AsyncClient, chat: int, turn: int) -> None:
+        """Let the bot run a command in the background, and wait for its output, which the text of the command does not contain."""
+        text = f"!bg sleep 0.3; printf 'job%s' -{chat}-{turn}."
+        self.ledger.received.add(text)
+        before = self._endings(chat)
+        self.cluster.telegram.say(text, user_id=chat)
+        await self._hear(f"job-{chat}-{turn}.", chat, before)
+
+    def _endings(self, chat: int) -> int:
+        return endings_in(self.cluster.telegram.messages, chat)
+
+    async def _hear(self, text: str, chat: int, before: int) -> None:
+        """Wait until a text was sent to a chat, or until the chat has got more of `ENDINGS` than `before`."""
+        self.ledger.written[text] = chat
+        said = self.cluster.telegram.messages
+        with trio.move_on_after(TIMEOUT):
+            while not any(text in message.text for message in said) and self._endings(chat) == before:  # noqa: ASYNC110
+                await trio.sleep(0.05)
+            return
+        where = await self.cluster.trace(text, chat)
+        self.ledger.wrong.append(f"{text}: the bot said nothing within {TIMEOUT:g} s: {where}")
+
+
+def endings_in(said: Sequence[Any], chat: int) -> int:
+    """Return how often a user was told that a message gets no answer."""
+    return sum(message.chat_id == chat and any(one in message.text for one in ENDINGS) for message in said)

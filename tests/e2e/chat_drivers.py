@@ -21,7 +21,7 @@ from hermes_trio.testing.platforms import (
     open_fake_telegram,
 )
 
-from .chat_world import PATIENCE, discord_table, slack_table, telegram_table
+from .chat_world import TIMEOUT, discord_table, slack_table, telegram_table
 
 PLATFORMS = ("telegram", "discord", "slack")
 
@@ -79,7 +79,7 @@ class Driver(ABC):
         """Everything that the agent has said, in order, without what was deleted or shown to one person only."""
 
     @abstractmethod
-    async def next(self, place: Place, containing: str = "", timeout: float = PATIENCE) -> Shown:
+    async def next(self, place: Place, containing: str = "", timeout: float = TIMEOUT) -> Shown:
         """The next message in a place that contains this."""
 
     @abstractmethod
@@ -129,7 +129,7 @@ class TelegramDriver(Driver):
     def seen(self) -> list[Shown]:
         return [_of_telegram(one) for one in self.fake.messages if not one.deleted]
 
-    async def next(self, place: Place, containing: str = "", timeout: float = PATIENCE) -> Shown:
+    async def next(self, place: Place, containing: str = "", timeout: float = TIMEOUT) -> Shown:
         return _of_telegram(
             await self.fake.wait_for_message(
                 chat_id=int(place.chat),
@@ -140,7 +140,7 @@ class TelegramDriver(Driver):
         )
 
     async def ready(self) -> None:
-        await self.fake.wait_for_poller(timeout=PATIENCE)
+        await self.fake.wait_for_poller(timeout=TIMEOUT)
 
 
 def _of_telegram(one: BotMessage) -> Shown:
@@ -189,7 +189,7 @@ class DiscordDriver(Driver):
         chat = "7000" if thread else one.channel_id
         return Shown(one.content, chat, thread, one.reply_to or "", labels, one)
 
-    async def next(self, place: Place, containing: str = "", timeout: float = PATIENCE) -> Shown:
+    async def next(self, place: Place, containing: str = "", timeout: float = TIMEOUT) -> Shown:
         found = await self.fake.wait_for_message(
             channel_id=place.thread or place.chat, containing=containing, timeout=timeout
         )
@@ -197,7 +197,7 @@ class DiscordDriver(Driver):
 
     async def ready(self) -> None:
         self._starts += 1
-        await self.fake.gateway.wait_for("identify", count=self._starts, timeout=PATIENCE)
+        await self.fake.gateway.wait_for("identify", count=self._starts, timeout=TIMEOUT)
 
 
 class SlackDriver(Driver):
@@ -234,14 +234,14 @@ class SlackDriver(Driver):
     def seen(self) -> list[Shown]:
         return [_of_slack(one) for one in self.fake.messages if not one.deleted and one.ephemeral_for is None]
 
-    async def next(self, place: Place, containing: str = "", timeout: float = PATIENCE) -> Shown:
+    async def next(self, place: Place, containing: str = "", timeout: float = TIMEOUT) -> Shown:
         found = await self.fake.wait_for_message(
             channel=place.chat, thread_ts=place.thread or None, containing=containing, timeout=timeout
         )
         return _of_slack(found)
 
     async def ready(self) -> None:
-        await self.fake.socket.wait_for_connections(timeout=PATIENCE)
+        await self.fake.socket.wait_for_connections(timeout=TIMEOUT)
 
 
 def _of_slack(one: SlackMessage) -> Shown:

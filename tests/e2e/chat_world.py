@@ -41,7 +41,7 @@ SHARED: Mapping[str, Any] = {"allow_all": True, "thread_sessions_per_user": True
 
 Tables = Mapping[str, Mapping[str, Any]]
 
-PATIENCE = 20.0
+TIMEOUT = 20.0
 """Seconds for something to arrive on a busy machine."""
 
 
@@ -61,11 +61,11 @@ class ChatWorld:
 
     async def fatal(self, platform: str) -> None:
         """Wait until a platform has been given up."""
-        await eventually(lambda: self.hub.supervised[platform].state is AdapterState.FATAL, seconds=PATIENCE)
+        await eventually(lambda: self.hub.runners[platform].state is AdapterState.FATAL, seconds=TIMEOUT)
 
     async def running(self, kind: str) -> None:
         """Wait until something of this kind is in the tree."""
-        await eventually(lambda: any(node.kind == kind for node in self.runtime.tree.root.walk()), seconds=PATIENCE)
+        await eventually(lambda: any(node.kind == kind for node in self.runtime.tree.root.walk()), seconds=TIMEOUT)
 
     @property
     def jobs(self) -> int:
@@ -167,7 +167,7 @@ class ServerWithChats:
     async def stop(self) -> int:
         """Ask it to end, and wait for it."""
         self.process.terminate()
-        with trio.fail_after(PATIENCE):
+        with trio.fail_after(TIMEOUT):
             return await self.process.wait()
 
 
@@ -196,7 +196,7 @@ async def open_server_with(tables: Tables, home: Path, *, port: int = 0) -> Asyn
                 listening.set()
 
             nursery.start_soon(read)
-            with trio.fail_after(2 * PATIENCE):
+            with trio.fail_after(2 * TIMEOUT):
                 await listening.wait()
             assert process.poll() is None, b"".join(said).decode()
             yield ServerWithChats(process)

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07]*\x07|\x1b[()][A-Z0-9]|\x1b[=>]|\r|\x07|\x08")
-PATIENCE = 30.0
+TIMEOUT = 30.0
 
 
 class Terminal:
@@ -63,7 +63,7 @@ class Terminal:
         self.settle()
         self.type(chr(ord(key.upper()) - 64))
 
-    def expect(self, pattern: str, *, seconds: float = PATIENCE) -> str:
+    def expect(self, pattern: str, *, seconds: float = TIMEOUT) -> str:
         """Wait until the screen shows something since the last input; returns what was shown since then."""
         deadline = time.monotonic() + seconds
         while True:
@@ -75,7 +75,7 @@ class Terminal:
             if not self._read(0.2) and self.process.poll() is not None:
                 raise AssertionError(f"the program ended before it showed {pattern!r}; it had shown:\n{self.screen}")
 
-    def wait(self, seconds: float = PATIENCE) -> int:
+    def wait(self, seconds: float = TIMEOUT) -> int:
         """Wait until the program has ended, and return its exit code."""
         deadline = time.monotonic() + seconds
         while self.process.poll() is None:

@@ -17,7 +17,7 @@ from tests.adapters.webhook_requests import signed
 
 from .server_process import KEY, clean_environment
 
-PATIENCE = 60.0
+TIMEOUT = 60.0
 
 
 @attrs.define
@@ -55,7 +55,7 @@ class Served:
     async def stop(self) -> int:
         """Ask it to end, and wait."""
         self.process.terminate()
-        with trio.fail_after(PATIENCE):
+        with trio.fail_after(TIMEOUT):
             return await self.process.wait()
 
 
@@ -86,10 +86,10 @@ async def open_served(home: Path, config: str = "", **environment: str) -> Async
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(read)
-            with trio.fail_after(PATIENCE):
+            with trio.fail_after(TIMEOUT):
                 await listening.wait()
             assert found, b"".join(said).decode()
-            async with httpx2.AsyncClient(trust_env=False, timeout=PATIENCE) as client:
+            async with httpx2.AsyncClient(trust_env=False, timeout=TIMEOUT) as client:
                 yield Served(process, found[0], client, said)
             nursery.cancel_scope.cancel()
     finally:

@@ -8,7 +8,7 @@ from pathlib import Path
 from hermes_trio.testing.platforms import FakeSlack, FakeTelegram
 
 from .chat_drivers import open_driver
-from .chat_world import PATIENCE, open_server_with
+from .chat_world import TIMEOUT, open_server_with
 
 
 def free_port() -> int:
@@ -32,8 +32,8 @@ async def test_what_platforms_push_is_answered(tmp_path: Path) -> None:
             "slack": slack.table(mode="events", signing_secret=slack.fake.signing_secret),
         }
         async with open_server_with(tables, tmp_path, port=port) as server:
-            await slack.fake.wait_for_call("auth.test", timeout=PATIENCE)
-            await telegram.fake.wait_for_call("setWebhook", timeout=PATIENCE)
+            await slack.fake.wait_for_call("auth.test", timeout=TIMEOUT)
+            await telegram.fake.wait_for_call("setWebhook", timeout=TIMEOUT)
             assert await slack.fake.verify_request_url()
             for driver in (telegram, slack):
                 for place in (driver.direct(1), driver.threaded(1)):

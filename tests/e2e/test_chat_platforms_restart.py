@@ -14,7 +14,7 @@ from hermes_trio.testing.platforms import Delay, Drop, FakeDiscord, FakeSlack
 from hermes_trio.testing.platforms.faults import FaultScript
 
 from .chat_drivers import PLATFORMS, Driver, Place, open_driver, open_drivers
-from .chat_world import PATIENCE, open_gateway_with, open_server_with
+from .chat_world import TIMEOUT, open_gateway_with, open_server_with
 
 SEND = {"telegram": "sendMessage", "discord": "create_message", "slack": "chat.postMessage"}
 WORK = "!bg echo half-way; sleep 300"
@@ -106,7 +106,7 @@ async def test_a_reply_whose_sending_was_cut_off_by_a_crash_arrives(name: str, t
         async with open_server_with({name: driver.table()}, tmp_path) as server:
             await driver.ready()
             driver.say(place, "are you there?")
-            await _until_taken(driver.fake.reception.faults)
+            await _until_taken(driver.fake.handler.faults)
             await server.kill()
         async with open_server_with({name: driver.table()}, tmp_path) as server:
             await driver.next(place, "are you there?")
@@ -144,7 +144,7 @@ async def _connected(drivers: Mapping[str, Driver]) -> None:
 
 async def _until_sent(home: Path) -> None:
     """Wait until the store says that every reply was sent: a kill before that would rightly send some of them again."""
-    with trio.fail_after(PATIENCE):
+    with trio.fail_after(TIMEOUT):
         while True:
             connection = apsw.Connection(str(home / "state.db"), flags=apsw.SQLITE_OPEN_READONLY)
             try:
@@ -158,6 +158,6 @@ async def _until_sent(home: Path) -> None:
 
 async def _until_taken(faults: FaultScript) -> None:
     """Wait until the platform holds the call that the fault is for."""
-    with trio.fail_after(PATIENCE):
+    with trio.fail_after(TIMEOUT):
         while any(faults._pending.values()):  # noqa: ASYNC110 - a list that another task empties
             await trio.sleep(0.01)

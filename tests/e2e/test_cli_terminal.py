@@ -206,7 +206,7 @@ def test_jobs_outbox_and_pairing_are_managed_without_a_server(tmp_path: Path) ->
     assert "look at the disks" in piped(["cron", "list"], tmp_path).stdout
     assert "paused" in piped(["cron", "pause", job], tmp_path).stdout
     assert '"state": "paused"' in piped(["cron", "show", job], tmp_path).stdout
-    assert "goes on" in piped(["cron", "resume", job], tmp_path).stdout
+    assert "is resumed" in piped(["cron", "resume", job], tmp_path).stdout
     assert "no server runs" in piped(["cron", "run", job], tmp_path).stderr
     assert piped(["cron", "remove", job], tmp_path).returncode == 0
     assert piped(["cron", "show", job], tmp_path).returncode == 1

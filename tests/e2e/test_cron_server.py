@@ -73,7 +73,7 @@ async def test_a_job_runs_reports_and_ends(tmp_path: Path) -> None:
         await telegram.wait_for_message(chat_id=42, containing="ASYNC DELEGATION", timeout=30)
         job = await add(served, f"!run rm -rf {victim}")
         await served.ask("POST", f"/api/jobs/{job}/run")
-        await telegram.wait_for_message(chat_id=42, containing="nobody can be asked", timeout=30)
+        await telegram.wait_for_message(chat_id=42, containing="no user to ask", timeout=30)
         assert victim.exists()
         with trio.fail_after(30):
             while ends(tmp_path) != {"cron_complete"}:  # noqa: ASYNC110
@@ -155,7 +155,7 @@ async def test_a_run_that_was_cut_off_by_a_crash_is_told_once_and_not_repeated(t
         assert slots(tmp_path) == [("completed", ""), ("failed", "interrupted")]
         texts = [message.text for message in telegram.messages]
         assert sum("interrupted" in text for text in texts) == 1
-        assert sum("runs no more" in text for text in texts) == 1
+        assert sum("not running any more" in text for text in texts) == 1
 
 
 async def test_a_bad_token_disturbs_neither_cron_nor_http_nor_webhooks(tmp_path: Path) -> None:

@@ -14,18 +14,18 @@ from typing import Any
 import httpx2
 import pytest
 
-from tests.postgres_server import PASSWORD, PostgresServer, postgres_server
+from tests.postgres_server import PASSWORD, PostgresServer, free_port, postgres_server
 
-from .server_process import ServerProcess, clean_environment, server_process
+from .server_process import KEY, ServerProcess, clean_environment, server_process
 
 pytestmark = pytest.mark.slow
 
 
-def command(home: Path, url: str, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run `hermes-trio` with an address in its environment."""
+def command(home: Path, url: str, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run `hermes-trio` with an address, and more, in its environment."""
     return subprocess.run(
         [sys.executable, "-m", "hermes_trio", *words],
-        env=clean_environment(home, HERMES_STORE_URL=url),
+        env=clean_environment(home, HERMES_STORE_URL=url, **environment),
         capture_output=True,
         text=True,
         timeout=60,
@@ -81,6 +81,15 @@ def test_a_server_on_postgres_answers_runs_and_finds(postgres: PostgresServer, t
         assert "unmistakable" in command(tmp_path, url, "sessions", "search", "wombat").stdout
         checked = command(tmp_path, url, "store", "check")
         assert (checked.returncode, "can be used" in checked.stdout) == (0, True), checked.stderr
+        made = command(tmp_path / "home", url, "cron", "add", "every 1h", "hello", "--name", "hourly")
+        assert made.returncode == 0, made.stderr
+        job = command(tmp_path / "home", url, "cron", "list").stdout.split()[0]
+        ran = command(tmp_path / "home", url, "cron", "run", job, API_SERVER_KEY=KEY)
+        assert ran.returncode == 0, ran.stderr
+        nowhere = command(
+            tmp_path / "elsewhere", url, "cron", "run", job, API_SERVER_KEY=KEY, API_SERVER_PORT=str(free_port())
+        )
+        assert (nowhere.returncode, "no server answers" in nowhere.stderr) == (1, True), nowhere.stderr
         line = Path(f"/proc/{server.pid}/cmdline").read_bytes().decode()
         assert PASSWORD not in line
         assert server.stop() == 0
@@ -140,7 +149,7 @@ def test_a_node_joins_again_after_an_outage_that_outlasts_its_lease(own_server: 
         _wait_for(lambda: client.get(f"/v1/runs/{run}").json()["status"] == "running", 60)
         first = own_server.execute("SELECT incarnation FROM hermes_trio.nodes", database)
         own_server.stop(signal.SIGKILL)
-        server.wait_for("this node ends, because it may own nothing any more")
+        server.wait_for("has lost its membership and ends")
         refused = _wait_for(lambda: _answered(client), 60)
         assert (refused.status_code, "retry-after" in refused.headers) == (503, True), refused.text
         own_server.start()
@@ -221,7 +230,7 @@ def test_the_doctor_and_the_backup_know_a_database(own_server: PostgresServer, t
     dead = command(tmp_path, url, "doctor", "--json")
     left = json.loads(dead.stdout)
     assert (dead.returncode, left["sound"], left["healthy"], left["unowned"]["runs"]) == (0, True, False, 1)
-    assert "nobody has taken it over" in str(left["warnings"])
+    assert "no node has taken over its work" in str(left["warnings"])
     own_server.stop()
     own_server.settings["fsync"] = "off"
     own_server.start()
@@ -247,6 +256,7 @@ def test_a_sqlite_home_is_moved_and_moved_back(postgres: PostgresServer, tmp_pat
     url = postgres.url(postgres.new_database("prepared"))
     moved = command(home, url, "store", "copy", str(home / "state.db"))
     assert (moved.returncode, "are the same there" in moved.stdout) == (0, True), moved.stderr
+    assert "state.db" in command(home, url, "store", "copy", str(home)).stderr  # which file to name
     assert command(home, url, "store", "copy", str(home / "state.db")).returncode == 1  # not empty any more
     with server_process(home, environment={"HERMES_STORE_URL": url}) as server, client_of(server) as client:
         assert chat(client, "written on postgres", "moved-1").status_code == 200

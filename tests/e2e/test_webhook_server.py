@@ -107,7 +107,7 @@ async def test_nobody_can_approve_so_it_is_refused_with_the_reason(tmp_path: Pat
     async with open_fake_telegram() as telegram, open_served(tmp_path, config(telegram)) as served:
         telegram.add_private_chat(42)
         await accepted(served, f"!run rm -rf {victim}")
-        await telegram.wait_for_message(chat_id=42, containing="nobody can be asked", timeout=30)
+        await telegram.wait_for_message(chat_id=42, containing="no user to ask", timeout=30)
         assert victim.exists()
         await until_ended(tmp_path, 1)
 
@@ -144,7 +144,7 @@ async def test_each_owner_is_told_once_after_the_server_was_killed_in_the_middle
                 assert await served.stop() == 0
         texts = [message.text for message in telegram.messages]
         assert sum("interrupted" in text for text in texts) == 1
-        assert sum("runs no more" in text for text in texts) == 1
+        assert sum("not running any more" in text for text in texts) == 1
 
 
 async def test_a_stopped_server_tells_what_it_interrupted_and_refuses_meanwhile(tmp_path: Path) -> None:

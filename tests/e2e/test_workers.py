@@ -6,17 +6,21 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import pytest
 
 from tests.attacks.attacked_server import eventually
+from tests.postgres_server import PostgresServer
 
 KEY = "workers-admin-key-0123456789"
 
@@ -114,6 +118,32 @@ def test_two_workers_share_an_address_a_store_and_an_end(tmp_path: Path, postgre
 
 
 @pytest.mark.slow
+def test_a_drain_goes_on_when_the_parent_is_killed(tmp_path: Path, postgres: PostgresServer, postgres_url: str) -> None:
+    """What the workers drain ends as it would have: the end of the parent is no second signal."""
+    with serving(tmp_path, postgres_url, 2) as pool:
+        run_id = pool.post("/v1/runs", {"input": "!sleep 5\nslept well"})["run_id"]
+        eventually(lambda: pool.get(f"/v1/runs/{run_id}")["status"] == "running", seconds=30)
+        pool.process.send_signal(signal.SIGTERM)
+
+        def drains() -> bool:
+            try:
+                pool.post("/v1/runs", {"input": "too late"})
+            except HTTPError as refused:
+                return refused.code == 503
+            return False
+
+        eventually(drains, seconds=30)
+        pool.process.kill()
+        sql, database = (
+            f"SELECT status FROM hermes_trio.runs WHERE run_id = '{run_id}'",
+            postgres_url.rpartition("/")[2],
+        )
+        eventually(lambda: postgres.execute(sql, database) not in ("queued", "running"), seconds=30)
+        assert postgres.execute(sql, database) == "completed"
+        eventually(lambda: postgres.execute("SELECT count(*) FROM hermes_trio.nodes", database) == "0", seconds=30)
+
+
+@pytest.mark.slow
 def test_a_shell_stays_on_its_worker_and_the_model_is_told_when_that_is_killed(
     tmp_path: Path, postgres_url: str
 ) -> None:
@@ -134,6 +164,9 @@ def test_a_shell_stays_on_its_worker_and_the_model_is_told_when_that_is_killed(
     with serving(tmp_path, postgres_url, 2) as pool:
         eventually(lambda: len(pool.pids()) == 2, seconds=60)
         say("!run cd / && export SHADE=blue")
+        # Before the chat in the browser: its session may be bound to the other worker.
+        eventually(lambda: any(node["sessions"] for node in pool.nodes()), seconds=60)
+        host = next(node for node in pool.nodes() if node["sessions"])
         for _ in range(8):
             assert "/ blue" in say("!run echo $PWD $SHADE")
             assert "/ blue" in say("!run echo $PWD $SHADE", stream=True)
@@ -147,12 +180,44 @@ def test_a_shell_stays_on_its_worker_and_the_model_is_told_when_that_is_killed(
             return [one["text"] for one in page if one["role"] == "assistant" and one["text"]]
 
         eventually(lambda: [n for n in range(6) if any(f"n{n + 40}" in one for one in answers())] == list(range(6)), 60)
-        host = next(node for node in pool.get("/health/detailed")["nodes"] if node["sessions"])
         victim = next(pid for pid in pool.pids() if pool.node_of(pid) == host["name"])
         os.kill(victim, signal.SIGKILL)
         eventually(lambda: host["incarnation"] not in {one["incarnation"] for one in pool.nodes()}, seconds=60)
         assert "Its shell is lost" in say("hello")
         assert "Its shell is lost" not in say("hello again").split("hello again")[-1]
+
+
+@pytest.mark.slow
+def test_every_connection_is_answered_while_one_worker_is_stopped_drained_or_killed(
+    tmp_path: Path, postgres_url: str
+) -> None:
+    """The kernel spreads connections over the sockets of all workers; those of one that does not accept are taken by the other. None is refused or reset.
+
+    After the pool has drained, connections are refused.
+    """
+    with serving(tmp_path, postgres_url, 2) as pool:
+        eventually(lambda: len(pool.pids()) == 2, seconds=60)
+        answered = Counter(pool.get("/health/detailed")["pid"] for _ in range(60))
+        assert min(answered.values()) >= 15, answered
+        stopped, other = answered
+        os.kill(stopped, signal.SIGSTOP)
+        try:
+            assert {pool.get("/health/detailed")["pid"] for _ in range(12)} == {other}
+        finally:
+            os.kill(stopped, signal.SIGCONT)
+        eventually(lambda: len(pool.pids()) == 2, seconds=30)
+        for sent in (signal.SIGTERM, signal.SIGKILL):
+            victim = min(pool.pids())
+            os.kill(victim, sent)
+            # Each waits less than half a second longer than the look at the other worker's socket; a restart takes longer.
+            for _ in range(8):
+                pool.get("/health")
+            eventually(lambda victim=victim: len(pool.pids() - {victim}) == 2, seconds=60)
+        port = int(pool.address.rpartition(":")[2])
+        pool.process.send_signal(signal.SIGTERM)
+        assert pool.process.wait(30) == 0
+        with pytest.raises(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port), 5):
+            pass
 
 
 def test_workers_need_a_store_that_can_be_shared(tmp_path: Path) -> None:

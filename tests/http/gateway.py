@@ -26,6 +26,7 @@ from hermes_trio.runtime.runtime import Runtime
 from hermes_trio.runtime.turn import Turn
 from hermes_trio.store import open_store
 from hermes_trio.store.backend import open_backend
+from hermes_trio.testing.gateway import eventually
 from tests import node_mode
 
 KEY = "test-admin-key-0123456789"
@@ -44,14 +45,6 @@ async def echo(turn: Turn) -> str:
     return text
 
 
-async def eventually(check: Callable[[], Awaitable[object]]) -> None:
-    """Wait until a condition holds; the test's own bound ends it otherwise."""
-    while True:
-        if await check():
-            return
-        await trio.sleep(0.001)
-
-
 @attrs.define
 class Gateway:
     """What a test talks to. `http` is a client with the admin key."""
@@ -63,6 +56,8 @@ class Gateway:
     http: httpx2.AsyncClient
     runtimes: Sequence[Runtime] = ()
     """All of them, if there are several."""
+    urls: Sequence[str] = ()
+    """The address of each."""
 
     @property
     def jobs(self) -> int:
@@ -277,5 +272,5 @@ async def open_gateway(
             async with RotatingClient(
                 urls, headers={"Authorization": f"Bearer {KEY}"}, timeout=20, trust_env=False
             ) as http:
-                yield Gateway(runtimes[0], cores[0], apps[0], urls[0], http, runtimes)
+                yield Gateway(runtimes[0], cores[0], apps[0], urls[0], http, runtimes, urls)
             shutdown.set()

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from hermes_trio.base.redaction import Redactor
 from hermes_trio.config import Config, ConfigError, load_config
 from hermes_trio.gateway.api import model_entries
 from hermes_trio.gateway.serving import address_of
-from hermes_trio.logs import Redactor, configure_logging
+from hermes_trio.logs import configure_logging
 from hermes_trio.providers.routes import build_routes
 from hermes_trio.runtime.turn import Turn
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import httpx2
 import openai
 import pytest
 import trio
@@ -137,6 +138,41 @@ async def test_a_response_in_the_background() -> None:
         assert done == final.output
         rest = [event async for event in await client.responses.retrieve(queued.id, stream=True, starting_after=5)]
         assert rest == events[6:]
+
+
+async def test_a_background_response_is_made_once_for_each_idempotency_key() -> None:
+    """Repetitions get the same response as it is now, also after its end; another body is a conflict. Runs and other sessions have keys of their own."""
+    agent = Slow()
+    async with open_gateway(agent) as gateway:
+        ids: list[str] = []
+
+        async def ask(key: str = "k", text: str = "x", **headers: str) -> httpx2.Response:
+            body = {"input": text, "background": True}
+            answer = await gateway.http.post("/v1/responses", json=body, headers={"Idempotency-Key": key, **headers})
+            if answer.is_success:
+                ids.append(answer.json()["id"])
+            return answer
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(4):
+                nursery.start_soon(ask)
+        await agent.begun.wait()
+        again = await ask()
+        assert (again.json()["status"], again.headers["idempotent-replayed"]) == ("in_progress", "true")
+        agent.go.set()
+        run_id = again.headers["x-hermes-run-id"]
+        await gateway.ended(run_id)
+        done = await ask()
+        assert (done.json()["status"], len(set(ids))) == ("completed", 1)
+        assert done.headers["x-hermes-session-id"] == (await gateway.ended(run_id))["session_id"]
+        conflict = await ask(text="y")
+        assert (conflict.status_code, conflict.json()["error"]["code"]) == (409, "idempotency_conflict")
+        run = await gateway.http.post("/v1/runs", json={"input": "x"}, headers={"Idempotency-Key": "k"})
+        assert (run.status_code, run.json()["run_id"] == run_id) == (202, False)
+        await ask(**{"X-Hermes-Session-Key": "other"})
+        assert len(set(ids)) == 2
+        assert len((await gateway.http.get("/v1/runs")).json()["data"]) == 3
+        await gateway.idle()
 
 
 async def test_a_background_response_is_streamed_while_it_is_made() -> None:

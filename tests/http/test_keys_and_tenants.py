@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import h11
 import pytest
 import trio
 
@@ -17,7 +18,7 @@ from hermes_trio.http.errors import translate
 from hermes_trio.runtime.turn import Turn
 from hermes_trio.store.errors import AlreadyStarted, StoreError, UnknownRecord
 
-from .gateway import KEY, open_gateway
+from .gateway import KEY, Events, open_gateway
 
 
 async def test_every_route_but_the_open_ones_needs_a_key(fast_path: bool) -> None:
@@ -160,6 +161,63 @@ async def test_keys_are_made_listed_and_revoked_by_the_admin() -> None:
         expired = await gateway.http.post("/admin/keys", json={"name": "short", "scopes": ["chat"], "days": 1e-9})
         headers = {"Authorization": f"Bearer {expired.json()['key']}"}
         assert (await gateway.chat(headers=headers)).status_code == 401
+
+
+async def patient(turn: Turn) -> str:
+    """Waits to be stopped."""
+    await trio.sleep_forever()
+    raise AssertionError
+
+
+async def read_to_the_end(events: Events) -> None:
+    """Read a stream until the server ends it, whole or cut off."""
+    try:
+        await events.all()
+    except h11.RemoteProtocolError:
+        pass
+
+
+@pytest.mark.parametrize("how", ["revoked", "expired"])
+async def test_open_streams_end_with_the_key_that_reads_them(how: str, fast_path: bool) -> None:
+    """Of the tree, of a run, and of a response: a key that is revoked or expires reads nothing more. The run that it started continues."""
+    async with open_gateway(patient, fast_path=fast_path) as gateway:
+        store = gateway.core.store
+        until = store.now() + 1.5 if how == "expired" else None
+        row, secret = await store.create_api_key("short", scopes=("runs", "chat"), tenant="t", expires_at=until)
+        headers = {"Authorization": f"Bearer {secret}"}
+        run_id = (await gateway.http.post("/v1/runs", json={"input": "x"}, headers=headers)).json()["run_id"]
+        body = {"input": "x", "background": True}
+        response = (await gateway.http.post("/v1/responses", json=body, headers=headers)).json()["id"]
+        paths = ("/v1/tree/events", f"/v1/runs/{run_id}/events", f"/v1/responses/{response}?stream=true")
+        with trio.fail_after(10):
+            async with trio.open_nursery() as nursery:
+                for path in paths:
+
+                    async def read(path: str, task_status: trio.TaskStatus[None]) -> None:
+                        async with gateway.events(path, headers=headers) as events:
+                            assert events.response.status_code == 200
+                            task_status.started()
+                            await read_to_the_end(events)
+
+                    await nursery.start(read, path)
+                if how == "revoked":
+                    assert await store.revoke_api_key(row.id)
+        assert (await gateway.http.get("/v1/tree", headers=headers)).status_code == 401
+        assert (await gateway.http.get(f"/v1/runs/{run_id}")).json()["status"] == "running"
+
+
+async def test_a_stream_that_is_read_with_x_api_key_is_not_taken_for_one_of_a_browser(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It has no browser session that could have ended."""
+    monkeypatch.setattr("hermes_trio.http.app.SESSION_CHECK_SECONDS", 0.01)
+    monkeypatch.setattr("hermes_trio.http.api.tree.HEARTBEAT_SECONDS", 0.02)
+    async with open_gateway() as gateway:
+        headers = {"Host": "127.0.0.1", "x-api-key": KEY, "Cookie": "hermes_trio=not-a-session"}
+        del gateway.http.headers["Authorization"]
+        async with gateway.events("/v1/tree/events", headers=headers) as events:
+            for _ in range(5):
+                assert await events.next() is not None
 
 
 def test_the_first_start_makes_a_key_that_only_its_owner_can_read(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ async def test_a_store_that_fails_or_hangs_costs_its_count_alone(monkeypatch: py
 
 
 async def test_the_server_samples_while_it_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without anybody who asks; and it ends with the server."""
+    """Samples are taken without a request; the sampling ends with the server."""
     monkeypatch.setattr(load, "EVERY_SECONDS", 0.01)
     config = load_config({}, home=tmp_path, server={"port": 0})
     with trio.fail_after(30):
@@ -72,7 +72,7 @@ async def test_the_server_samples_while_it_serves(tmp_path: Path, monkeypatch: p
 
 
 async def test_nothing_is_sampled_on_a_virtual_clock(autojump_clock: trio.testing.MockClock) -> None:
-    """A timer that nobody waits for would move the time."""
+    """The timer would advance the virtual clock."""
     nobody: Any = None
     before = autojump_clock.current_time()
     await sample_load(nobody)

@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 
-from hermes_trio.logs import EntryFormatter, Redactor, configure_logging
+from hermes_trio.base.redaction import Redactor
+from hermes_trio.logs import EntryFormatter, configure_logging
 
 SECRET = "a-secret-of-the-owner"
 
 
 class Unshowable:
-    """A value that fails whoever looks at it."""
+    """A value whose `repr` and `str` raise."""
 
     def __repr__(self) -> str:
         raise RuntimeError("no")
@@ -125,7 +126,7 @@ def root() -> Iterator[logging.Logger]:
 
 
 def test_a_process_without_standard_error(root: logging.Logger, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server whose standard error is closed starts, and logs to nobody."""
+    """A server whose standard error is closed starts, and drops its log."""
     monkeypatch.setattr(sys, "stderr", None)
     configure_logging()
     root.error("unheard")

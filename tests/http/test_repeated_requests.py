@@ -136,7 +136,7 @@ async def test_a_client_that_gave_up_waiting_does_not_repeat_it(monkeypatch: pyt
 
     monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.001)
     async with world(answer) as w, w.client() as client:
-        with pytest.raises(openai.APIStatusError, match="repeats it now") as refused:
+        with pytest.raises(openai.APIStatusError, match="This request retries one") as refused:
             await client.with_options(timeout=1.0).chat.completions.create(model="m", messages=MESSAGES)
         assert refused.value.status_code == 424
         assert w.ran == ["once"]

@@ -243,7 +243,7 @@ async def test_dead_letters_of_the_inbox_are_listed_and_let_in_again() -> None:
         assert number is not None
         claimed = await store.take_inbox("old", "k")
         assert (await gateway.http.get("/admin/inbox")).json()["data"] == []
-        await store.bury_inbox(claimed, reason="the interface refused it three times")
+        await store.inbox_dead(claimed, reason="the interface refused it three times")
         (row,) = (await gateway.http.get("/admin/inbox")).json()["data"]
         assert (row["id"], row["kind"], row["text"]) == (number, "message", "poison")
         assert "three times" in row["reason"]

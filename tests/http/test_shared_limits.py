@@ -77,7 +77,7 @@ async def test_a_client_of_one_node_gets_all_of_its_limit(virtual_clock: object)
 
 
 async def test_what_is_told_is_bounded_and_survives_lost_heartbeats() -> None:
-    """The busiest keys are told of, for three heartbeats; whoever missed one hears all of it with the next, and nothing twice."""
+    """A node publishes its busiest keys for three heartbeats; a node that missed one gets all of it with the next, and nothing twice."""
     heard: list[tuple[str, int]] = []
     here = SharedSpending(lambda key, amount: heard.append((key, amount)))
     there = SharedSpending(lambda key, amount: None)

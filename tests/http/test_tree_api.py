@@ -153,7 +153,10 @@ async def test_an_idle_viewer_costs_nothing_and_a_busy_one_ten_messages_a_second
 
     request: Any = SimpleNamespace(
         core=SimpleNamespace(
-            shared=False, runtime=SimpleNamespace(tree=tree), signin=SimpleNamespace(still_signed_in=yes)
+            shared=False,
+            runtime=SimpleNamespace(tree=tree),
+            signin=SimpleNamespace(still_signed_in=yes),
+            store=SimpleNamespace(owner="here"),
         ),
         caller=SimpleNamespace(sees=None),
         header=lambda name: None,

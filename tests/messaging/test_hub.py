@@ -1,4 +1,4 @@
-"""The gateway as a whole: message in, turn, reply out, background work that reports back, supervision, restart."""
+"""The gateway as a whole: message in, turn, reply out, background work that reports back, failing adapters, restart."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import trio
 from hermes_trio import RuntimeSettings, Turn
 from hermes_trio.messaging.contract import AdapterState, Disposition, PlatformError, PlatformErrorKind
 from hermes_trio.messaging.platforms import Platform, Platforms
+from hermes_trio.store.errors import StoreUnavailable
 from hermes_trio.testing.memory_platform import MemoryPlatform
 
 from .harness import OPEN, memory_store, open_world, scripted, starts_job, works
@@ -53,10 +54,24 @@ async def test_an_adapter_that_cannot_connect_backs_off_alone_and_is_visible() -
         assert "no route" in node.waits_on
         await healthy.say("hi")
         assert (await healthy.wait_sent(1))[0].text == "echo: hi"
-        await broken.until(lambda: world.hub.supervised["broken"].state is AdapterState.CONNECTED)
+        await broken.until(lambda: world.hub.runners["broken"].state is AdapterState.CONNECTED)
         assert world.hub.health()["status"] == "ok"
     waits = [later - earlier for earlier, later in itertools.pairwise(broken.connect_times)]
     assert waits == [30, 60, 120, 240, 300, 300, 300]
+
+
+async def test_an_adapter_continues_soon_after_the_store_is_back() -> None:
+    """A store that cannot be reached is tried every five seconds, and does not lengthen the pauses after failures of the platform."""
+    chat = MemoryPlatform()
+    chat.connect_faults.extend(StoreUnavailable("no route") for _ in range(7))
+    chat.connect_faults.append(PlatformError(PlatformErrorKind.TRANSIENT, "no route"))
+    async with open_world(scripted(), chat) as world:
+        await trio.sleep(1)
+        line = world.hub.health()["platforms"]["memory"]
+        assert (line["state"], line["error_code"]) == ("retrying", "store")
+        await chat.until(lambda: world.hub.runners["memory"].state is AdapterState.CONNECTED)
+    waits = [later - earlier for earlier, later in itertools.pairwise(chat.connect_times)]
+    assert waits == [5] * 7 + [30]
 
 
 async def test_a_permanent_error_is_said_and_not_tried_again() -> None:
@@ -187,7 +202,7 @@ async def test_two_adapters_cannot_have_one_name() -> None:
 
 
 async def test_one_slow_conversation_does_not_hold_up_others_at_start(tmp_path: Path) -> None:
-    """After a restart each key goes on by itself: a long one makes nobody else deaf (SC-30)."""
+    """After a restart each key goes on by itself: a long turn does not delay the messages of other keys (SC-30)."""
     path = tmp_path / "state.db"
     async with memory_store(path):
         pass
@@ -208,3 +223,26 @@ async def test_one_slow_conversation_does_not_hold_up_others_at_start(tmp_path: 
         await again.wait_sent(1)
         assert again.texts() == ["answer to quick"]
         assert trio.current_time() < 4000
+
+
+async def test_a_failed_typing_sign_costs_nothing_and_its_log_entry_names_the_turn(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A small task of the gateway fails alone: the reply arrives."""
+
+    class Broken(MemoryPlatform):
+        async def typing(self, chat_id: str, thread_id: str) -> None:
+            raise RuntimeError("no typing today")
+
+    chat = Broken(typing=4.0)
+    turns: list[str] = []
+
+    async def agent(turn: Turn) -> str:
+        turns.append(turn.id)
+        await trio.sleep(1)
+        return "done"
+
+    async with open_world(agent, chat):
+        await chat.say("hello")
+        await chat.wait_sent(1)
+    assert f"the typing sign of turn {turns[0]} failed" in caplog.text

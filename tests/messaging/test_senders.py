@@ -55,6 +55,24 @@ async def test_the_platforms_own_pause_is_kept() -> None:
         assert trio.current_time() == pytest.approx(77, abs=0.1)
 
 
+@pytest.mark.one_node
+async def test_a_retry_whose_time_was_computed_by_a_clock_that_was_ahead_comes_after_its_delay() -> None:
+    """The clock is set forward after the reply was queued, and back while it waits for its third attempt."""
+    ahead = 0.0
+    chat = MemoryPlatform()
+    chat.send_faults.extend(fault(PlatformErrorKind.TRANSIENT) for _ in range(2))
+    async with open_world(scripted(), chat, clock=lambda: trio.current_time() + ahead) as world:
+        await chat.say("hi")
+        await trio.sleep(1)
+        ahead = 3600.0
+        await trio.sleep(4)
+        assert world.senders.statistics()["memory"]["failed"] == 2
+        ahead = 0.0
+        await chat.wait_sent(1)
+        assert 2 + 4 <= trio.current_time() <= 2 + 4 + 2
+    assert chat.texts() == ["echo: hi"]
+
+
 async def test_the_order_of_a_chat_is_kept_and_chats_do_not_wait_for_each_other() -> None:
     """What waits behind a reply that is tried again comes after it; other chats go on."""
     chat = MemoryPlatform()
@@ -197,11 +215,62 @@ async def test_a_send_without_an_answer_is_repeated_with_the_label_by_the_next_s
     async with open_world(scripted(), chat, path=tmp_path / "db", outbox=OutboxSettings(first_delay=600)) as world:
         await chat.say("hi")
         await trio.sleep(10)
-        assert [row.maybe_duplicate for row in await world.store.list_outbox(OutboxState.PENDING)] == [True]
+        assert [row.maybe_duplicate for row in await world.store.list_outbox(OutboxState.PENDING)] == [1]
     assert chat.texts() == []
     async with open_world(scripted(), chat, path=tmp_path / "db"):
         await chat.wait_sent(1)
     assert chat.texts() == [f"{DUPLICATE_LABEL}\n\necho: hi"]
+
+
+async def test_a_platform_that_takes_everything_and_never_answers_gets_three_copies() -> None:
+    """Then the reply is given up with the reason, the next one of the chat goes out, and it can be sent again by hand."""
+    chat = MemoryPlatform()
+    chat.gate = trio.Event()
+    async with open_world(scripted(), chat, outbox=OutboxSettings(send_seconds=10, look_seconds=86_400)) as world:
+        await chat.say("hi")
+        await trio.sleep(12 * 3600)
+        assert chat.texts() == ["echo: hi", *[f"{DUPLICATE_LABEL}\n\necho: hi"] * 2]
+        (given_up,) = await world.store.list_outbox(OutboxState.DEAD)
+        assert given_up.error.startswith(
+            "outcome unknown: memory left 3 attempts unanswered; it probably has the reply"
+        )
+        chat.gate = None
+        await chat.say("again")
+        await chat.wait_sent(4)
+        assert await world.store.revive_outbox(given_up.id)
+        await chat.wait_sent(5)
+        await world.idle()
+        assert await world.store.list_outbox(OutboxState.DEAD) == []
+    assert chat.texts()[3:] == ["echo: again", f"{DUPLICATE_LABEL}\n\necho: hi"]
+
+
+async def test_a_platform_that_answers_with_an_error_of_its_own_is_tried_until_it_works() -> None:
+    """It says that it failed: what it may have done is labelled, and an outage of hours loses nothing."""
+    chat = MemoryPlatform()
+    chat.send_faults += [fault(PlatformErrorKind.TRANSIENT, ambiguous=True, code=502) for _ in range(30)]
+    async with open_world(scripted(), chat) as world:
+        await chat.say("hi")
+        await chat.wait_sent(1)
+        await world.idle()
+    assert chat.texts() == [f"{DUPLICATE_LABEL}\n\necho: hi"]
+
+
+async def test_a_reply_whose_server_is_killed_in_each_attempt_is_given_up(tmp_path: Path) -> None:
+    """Each of them may have arrived."""
+    path = tmp_path / "state.db"
+    texts: list[str] = []
+    dead: list[OutboxRow] = []
+    for number in range(5):
+        chat = MemoryPlatform()
+        chat.gate = trio.Event()
+        async with open_world(scripted(), chat, path=path, outbox=OutboxSettings(flush_seconds=0)) as world:
+            if number == 0:
+                await chat.say("hi")
+            await trio.sleep(5)
+            dead = await world.store.list_outbox(OutboxState.DEAD)
+        texts += chat.texts()
+    assert texts == ["echo: hi", *[f"{DUPLICATE_LABEL}\n\necho: hi"] * 2]
+    assert [row.error.partition(";")[0] for row in dead] == ["outcome unknown: memory left 3 attempts unanswered"]
 
 
 async def test_on_the_way_out_what_the_last_turns_left_is_sent() -> None:
@@ -279,7 +348,7 @@ async def test_a_write_about_a_reply_that_fails_blocks_no_chat(verb: str, after:
 
 
 async def test_a_store_that_answers_late_makes_no_reply_come_again_and_again() -> None:
-    """The end of an attempt is written late, and repeated: until the sender has heard of it, the reply is not claimed again, and then it is sent once."""
+    """The end of an attempt is written late, and repeated: until the sender knows the result, the reply is not claimed again, and then it is sent once."""
 
     class Distant(MemoryPlatform):
         """A message takes a moment."""

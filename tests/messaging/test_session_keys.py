@@ -104,7 +104,7 @@ def test_a_source_survives_its_record(source: Source) -> None:
     [
         ({}, "platform is missing"),
         ({"platform": "x"}, "chat_type is missing"),
-        ({"platform": "x", "chat_type": "dm", "chat_id": 5}, "chat_id is 5; it must be a text"),
+        ({"platform": "x", "chat_type": "dm", "chat_id": 5}, "chat_id is 5; it must be a string"),
     ],
 )
 def test_a_damaged_source_record_names_its_member(record: dict[str, object], message: str) -> None:
@@ -159,7 +159,7 @@ def test_ordinary_session_ids(value: str) -> None:
     ("value", "problem"),
     [
         ("", "it is empty"),
-        (" a", "spaces around it"),
+        (" a", "starts or ends with a space"),
         ("..", "'..'"),
         ("a..b", "'..'"),
         ("a/b", "path separator"),

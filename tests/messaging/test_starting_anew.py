@@ -18,7 +18,7 @@ from hermes_trio.messaging.core import STARTED_ANEW, ConversationEnd
 from hermes_trio.messaging.platforms import Platform
 from hermes_trio.messaging.settings import PlatformSettings, ResetSettings
 from hermes_trio.runtime.supervisor import Job, JobSpec
-from hermes_trio.store import Page, SessionFilter
+from hermes_trio.store import SessionFilter
 from hermes_trio.store.records import ApprovalChoice, ApprovalState
 from hermes_trio.testing.memory_platform import MemoryPlatform
 from hermes_trio.testing.rows import grant_category
@@ -39,26 +39,16 @@ async def open_chat(home: Path) -> AsyncIterator[tuple[MemoryPlatform, Gateway]]
         yield chat, host
 
 
-async def key_of(host: Gateway) -> str:
-    """The key of the one conversation."""
-    (session,) = await host.store.list_sessions(SessionFilter(source="memory"), Page(1))
-    return session.session_key
-
-
-async def test_new_ends_the_grants_and_the_bypass_of_the_conversation(tmp_path: Path) -> None:
-    """What a person allowed for the session, and a bypass, are over with `/new`: the next dangerous command is asked about again."""
-    async with open_chat(tmp_path) as (chat, host):
+async def test_new_ends_the_grants_of_the_conversation(tmp_path: Path) -> None:
+    """What a person allowed for the session is over with `/new`: the next dangerous command is asked about again."""
+    async with open_chat(tmp_path) as (chat, _):
         await chat.say("!run rm -rf x")
         assert "Approval needed" in (await chat.wait_sent(1))[0].text
         await chat.say("session")
         await chat.until(lambda: "approved by the user (session)" in chat.texts()[-1])
         await chat.say("!run rm -rf x")
         await chat.until(lambda: "allowed earlier" in chat.texts()[-1])
-        key = await key_of(host)
-        host.toolbox.consent.set_bypass(key, True)
-        host.toolbox.consent.set_bypass("another", True)
         await chat.say("/new")
-        assert (host.toolbox.consent.bypassed(key), host.toolbox.consent.bypassed("another")) == (False, True)
         await chat.say("!run rm -rf x")
         await chat.until(lambda: "Approval needed" in chat.texts()[-1])
         await chat.say("no")
@@ -78,7 +68,7 @@ async def test_new_refuses_what_waits_for_approval_and_says_why(tmp_path: Path) 
 
 
 async def test_new_forgets_the_shell_of_the_old_session(tmp_path: Path) -> None:
-    """Directory and variables of the old conversation are held by nobody any more, and the new one has none of them."""
+    """Directory and variables of the old conversation are dropped, and the new one has none of them."""
     (tmp_path / "below").mkdir()
     async with open_chat(tmp_path) as (chat, host):
         await chat.say("!run cd below && export KEPT=swordfish")
@@ -107,7 +97,7 @@ async def test_new_forgets_the_shell_of_a_command_that_is_running(tmp_path: Path
 
 
 async def test_a_reset_by_policy_ends_them_too(virtual_clock: object) -> None:
-    """Whoever comes back after the idle time finds a conversation in which nothing is allowed beforehand."""
+    """After the idle time a user gets a new conversation, without the grants of the old one."""
     chat, made, ended = MemoryPlatform(), list[CommandPolicy](), list[str]()
 
     def ends(approvals: Approvals) -> ConversationEnd:
@@ -125,16 +115,14 @@ async def test_a_reset_by_policy_ends_them_too(virtual_clock: object) -> None:
         await chat.say("one")
         await chat.wait_sent(1)
         key = agent.turns[0].context.session_key
-        made[0].set_bypass(key, True)
         await grant_category(world.store, "deletion", scope=key)
         await trio.sleep(0.5 * HOUR)
         await chat.say("two")
         await chat.wait_sent(2)
-        assert made[0].bypassed(key)
+        assert await world.store.granted(key) == {"deletion"}
         await trio.sleep(2 * HOUR)
         await chat.say("three")
         await chat.wait_sent(3)
-        assert not made[0].bypassed(key)
         assert await world.store.granted(key) == frozenset()
     assert ended == [agent.turns[1].context.session_id]
     assert agent.turns[2].context.session_id not in ended
@@ -172,7 +160,7 @@ async def test_a_question_of_the_new_conversation_is_not_refused_for_the_old_one
 
 
 async def test_new_is_done_as_a_whole_or_not_at_all(virtual_clock: object) -> None:
-    """Whoever brings the command may be cancelled in the middle: then there is no new session that keeps what the old one had."""
+    """The task of the command may be cancelled in the middle: no new session keeps the state of the old one."""
     chat, ended = MemoryPlatform(), list[str]()
     impatient = trio.CancelScope()
 

@@ -1,4 +1,4 @@
-"""A question that its platform does not take is withdrawn: the turn goes on at once, and the agent hears that nobody was asked."""
+"""A question that its platform refuses is withdrawn: the turn continues at once, and the agent is told that no person was asked."""
 
 from __future__ import annotations
 
@@ -41,21 +41,21 @@ def refuses_questions(kind: PlatformErrorKind, permanent: bool | None = None) ->
 async def test_a_question_that_is_given_up_is_withdrawn_with_the_reason(
     virtual_clock: object, kind: PlatformErrorKind, permanent: bool | None
 ) -> None:
-    """The agent, the row and the chat are told the same: it could not be sent. Nobody waits for the time-out."""
+    """The agent, the row and the chat are told the same: it could not be sent. The turn does not wait for the time-out."""
     chat, worlds = refuses_questions(kind, permanent), list[World]()
     async with open_world(scripted(asks(lambda: worlds[0])), chat, approval_seconds=DAY) as world:
         worlds.append(world)
         await chat.say("delete it")
         await chat.wait_sent(2)
         (row,) = await world.store.list_approvals(state=None)
-    reason = f"the question could not be sent to memory, so that nobody was asked ({kind.value}: no buttons here)"
+    reason = f"the question could not be sent to memory, and no user was asked ({kind.value}: no buttons here)"
     assert (row.state, row.reason) == (ApprovalState.EXPIRED, reason)
     assert f"refused: {reason}" in chat.texts()
     assert f"Withdrawn: {reason}." in chat.texts()
 
 
 async def test_a_question_is_withdrawn_if_a_part_of_its_command_is_not_shown(virtual_clock: object) -> None:
-    """Nobody can approve what they have seen only half of, although the buttons arrive."""
+    """A command of which only a part was shown cannot be approved, although the buttons arrive."""
     chat, worlds = MemoryPlatform(limit=1_000), list[World]()
     faults = iter([None, PlatformError(PlatformErrorKind.FORBIDDEN, "not this part")])
 

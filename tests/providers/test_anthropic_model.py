@@ -147,9 +147,9 @@ async def test_server_that_does_not_know_the_mark(transport: ConnectionPool) -> 
     model = model_at(transport)
     body = model.encode(ask())
     refusal = ModelError(ModelErrorKind.BAD_REQUEST, "cache_control: Extra inputs are not permitted", status=400)
-    assert model.relent(body, refusal)
+    assert model.adapt_to_refusal(body, refusal)
     assert b"cache_control" not in model.encode(ask())
-    assert not model.relent(model.encode(ask()), refusal)
+    assert not model.adapt_to_refusal(model.encode(ask()), refusal)
 
 
 @pytest.mark.parametrize(

@@ -5,17 +5,12 @@ from __future__ import annotations
 import ssl
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack
-from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 
 import pytest
 import trio
 import trio.testing
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
 from hermes_trio.agent.model import ModelError, ModelErrorKind
 from hermes_trio.net.dial import ConnectFailed, Dialer, InvalidURL, Origin, Proxies, parse_base_url
@@ -24,6 +19,7 @@ from hermes_trio.providers.http_model import Retries
 from hermes_trio.providers.network_switch import allow_network_models
 from hermes_trio.providers.openai import OpenAIModel
 from hermes_trio.testing.model_server import Fault, ModelServer, ScriptedAnswer
+from tests.certificates import make_certificate
 
 from .conftest import StartServer, answer_of, ask
 
@@ -31,42 +27,21 @@ ONCE = Retries(attempts=1)
 
 
 @pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A certificate for 127.0.0.1 that signs itself, with its key in the same file."""
-    import ipaddress
-
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
-    now = datetime.now(UTC)
-    built = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(days=1))
-        .not_valid_after(now + timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    encoding = serialization.Encoding.PEM
-    path = tmp_path_factory.mktemp("tls") / "server.pem"
-    private = key.private_bytes(encoding, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    path.write_bytes(private + built.public_bytes(encoding))
-    return path
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A certificate for 127.0.0.1 that signs itself, and its key."""
+    return make_certificate(tmp_path_factory.mktemp("tls"))
 
 
 @pytest.fixture
-def server_tls(certificate: Path) -> ssl.SSLContext:
+def server_tls(certificate: tuple[Path, Path]) -> ssl.SSLContext:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(certificate)
+    context.load_cert_chain(*certificate)
     return context
 
 
 @pytest.fixture
-def client_tls(certificate: Path) -> ssl.SSLContext:
-    return ssl.create_default_context(cafile=str(certificate))
+def client_tls(certificate: tuple[Path, Path]) -> ssl.SSLContext:
+    return ssl.create_default_context(cafile=str(certificate[0]))
 
 
 @pytest.fixture

@@ -116,7 +116,7 @@ def test_a_providers_key_is_not_shown_to_another_server() -> None:
         ({}, {"HERMES_MODEL": "openai/x", "OPENAI_API_KEY": "a b"}, "OPENAI_API_KEY holds white space"),
         ({}, {"HTTPS_PROXY": "socks5://localhost:1"}, "HTTPS_PROXY: only http:// proxies"),
         ({"default": "other", "routes": {"fast": "demo"}}, {}, r"models.default is 'other'; .* a route \(fast\)"),
-        ({"default": 7}, {}, "models.default must be a text that is not empty, not 7"),
+        ({"default": 7}, {}, "models.default must be a non-empty string, not 7"),
         ({"models": {}}, {}, "models.models is not a setting; accepted are default, routes"),
         ({"routes": ["x"]}, {}, "models.routes must be a table, not a list"),
         ({"routes": {"a": 3}}, {}, "models.routes.a must be a table, not a number"),
@@ -142,7 +142,7 @@ def test_a_providers_key_is_not_shown_to_another_server() -> None:
         (
             {"routes": {"a": {"provider": "openai", "model": "m", "base_url": LOCAL, "headers": {"A": "x\r\nB: y"}}}},
             {},
-            "models.routes.a.headers.A must be a text of printable ASCII",
+            "models.routes.a.headers.A must be a string of printable ASCII",
         ),
         (
             {"routes": {"a": {"provider": "openai", "model": "m", "base_url": "http://me:pw@host/"}}},
@@ -164,7 +164,7 @@ def test_a_wrong_key_is_not_shown(value: object) -> None:
     with pytest.raises(InvalidRoute) as caught:
         build_routes(spec)
     assert str(value) not in str(caught.value)
-    assert "api_key must be a text" in str(caught.value)
+    assert "api_key must be a non-empty string" in str(caught.value)
 
 
 async def test_closing_the_routes_closes_their_connections(

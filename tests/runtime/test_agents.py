@@ -27,6 +27,8 @@ from hermes_trio import (
     asyncio_agent,
     get_session_env,
 )
+from hermes_trio.base.redaction import Redactor
+from hermes_trio.logs import EntryFormatter
 from hermes_trio.runtime.agents import as_agent
 
 
@@ -165,7 +167,7 @@ async def test_an_exception_that_cannot_be_printed_fails_its_turn_or_job_alone(r
 
 
 async def test_an_exit_in_a_thread_ends_that_call_only(runtime: Runtime):
-    """`sys.exit` in a worker thread, or on the runtime's own asyncio loop, is a failed turn: it does not end the program of everybody."""
+    """`sys.exit` in a worker thread, or on the runtime's own asyncio loop, is a failed turn: it does not end the program."""
 
     def exits(turn: Turn) -> str:
         sys.exit(2)
@@ -232,16 +234,18 @@ async def test_events_are_told_in_the_thread_of_trio_in_order_and_before_the_end
 
 
 async def test_a_sink_that_fails_off_the_thread_of_trio_costs_its_event(
-    runtime: Runtime, caplog: pytest.LogCaptureFixture
+    runtime: Runtime, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
-    """The agent is in another thread: the error cannot reach it, and must not end the runtime."""
+    """The agent is in another thread: the error cannot reach it, and must not end the runtime. Its log entry names the session."""
+    monkeypatch.setattr(caplog.handler, "formatter", EntryFormatter(Redactor(()), text=True))
 
     def sink(event: Mapping[str, Any]) -> None:
         raise ValueError("a broken sink")
 
-    outcome = await runtime.run_turn("hi", agent=emits_in_a_thread, sink=sink)
+    outcome = await runtime.run_turn("hi", SessionContext(session_id="s-7"), agent=emits_in_a_thread, sink=sink)
     assert outcome.text == "done"
     assert "a call from another thread failed" in caplog.text
+    assert "session=s-7" in caplog.text
 
 
 async def test_a_synchronous_agent_may_run_its_own_asyncio(runtime: Runtime):

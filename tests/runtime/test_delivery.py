@@ -1,5 +1,6 @@
 """Delivery: what a job reports reaches the session that started it, once, with its routing."""
 
+import msgspec
 import pytest
 import trio
 
@@ -26,6 +27,7 @@ from hermes_trio import (
     async_delivery_supported,
     current_runtime,
 )
+from hermes_trio.runtime.ports import NewNotice, NoticeKind, TurnFinish, TurnStart
 from hermes_trio.testing.fakes import FakeAdapter, ScriptedAgent, fake_job
 from hermes_trio.testing.rows import completion_states
 
@@ -171,7 +173,7 @@ async def test_in_process_work_is_read_with_completions(runtime: Runtime):
 
 async def test_a_channel_cannot_be_made_by_hand():
     """Only a delivering front and the runtime itself make one."""
-    with pytest.raises(TypeError, match="cannot be made by hand"):
+    with pytest.raises(TypeError, match="cannot be constructed"):
         CompletionChannel("telegram")
 
 
@@ -278,7 +280,7 @@ async def test_jobs_of_a_session_are_bounded(virtual_clock, scripted_agent: Scri
 
 
 async def test_an_unwatched_job_has_a_maximum_lifetime(runtime: Runtime):
-    """Nobody would ever be told of it, so it does not run for ever."""
+    """It sends no notice, so it does not run for ever."""
     job = await runtime.supervisor.start(fake_job(10_000_000), runtime.owner())
     assert await job.wait() is JobState.TIMED_OUT
     assert trio.current_time() == 24 * 3600
@@ -334,7 +336,7 @@ async def test_a_budget_of_jobs_is_shared_with_the_children_and_cancels_the_scop
     assert outcome.state is TurnState.CANCELLED
     assert outcome.cause is not None
     assert outcome.cause.kind is CancelCause.BUDGET
-    assert outcome.cause.detail == "jobs: 2 of 2 used, 1 more asked for"
+    assert outcome.cause.detail == "jobs: 2 of 2 used, 1 more requested"
     await trio.sleep(2)
 
 
@@ -359,6 +361,86 @@ async def test_wakes_are_a_budget_too(virtual_clock, scripted_agent: ScriptedAge
         assert (await runtime.store.backlog()) == {"inbox": 0, "outbox": 0, "approvals": 0, "runs": 0, "jobs": 0}
         states = await completion_states(runtime.store, [job.job_id for job in await runtime.store.list_jobs()])  # pyright: ignore
         assert sorted(state for state, _ in states.values()) == ["abandoned", "abandoned", "delivered", "delivered"]
+
+
+@pytest.mark.parametrize("spent_is_first", [False, True])
+async def test_the_wakes_of_each_input_are_counted_by_themselves(
+    virtual_clock, scripted_agent: ScriptedAgent, spent_is_first: bool
+):
+    """Notices of two inputs that wait together: the input whose wakes are used up starts no turn, and takes nothing from the other one."""
+
+    class Bounded(FakeAdapter):
+        def budget(self, rows):
+            return Budget(wakes=2)
+
+    def start_all(*jobs: tuple[float, str]):
+        async def step(turn: Turn) -> str:
+            for seconds, text in jobs:
+                await watch(turn, seconds, text)
+            return "started"
+
+        return step
+
+    async def work(turn: Turn) -> str:
+        await trio.sleep(20)
+        return "worked"
+
+    third, other = (8, 12) if spent_is_first else (12, 8)
+    scripted_agent.then(start_all((1, "a1"), (2, "a2"), (third, "a3"), (60, "a4")), "one", "two")
+    scripted_agent.then(start_all((other - 3, "b1"), (67, "b2")), work)
+    async with Runtime(agent=scripted_agent) as runtime, Bounded().connect(runtime) as adapter:
+        await adapter.say("a")
+        await trio.sleep(3)
+        await adapter.say("b")
+        await trio.sleep(1)
+        await adapter.say("c")
+        await trio.sleep(100)
+        told = [[row.text[-3:-1] for row in sent.notices] for sent in adapter.sent]
+        assert told == [[], ["a1"], ["a2"], [], [], ["b1"], ["b2"]]
+        jobs = {job.job_id: job for job in await runtime.store.list_jobs()}  # pyright: ignore
+        states = await completion_states(runtime.store, list(jobs))  # pyright: ignore
+        reason = "the budget is used up (wakes: 2 of 2 used)"
+        assert sorted(states.values()) == [("abandoned", reason)] * 2 + [("delivered", "")] * 4
+        assert (await runtime.store.backlog()) == {"inbox": 0, "outbox": 0, "approvals": 0, "runs": 0, "jobs": 0}
+
+
+async def test_a_wake_that_is_used_before_the_turn_begins_is_not_used_twice(
+    virtual_clock, scripted_agent: ScriptedAgent
+):
+    """The store decides when the turn begins: a turn that was within the budget when its rows were claimed does not begin if it is not any more."""
+
+    class Bounded(FakeAdapter):
+        def budget(self, rows):
+            return Budget(wakes=1)
+
+        async def on_turn_start(self, turn: Turn) -> None:
+            await super().on_turn_start(turn)
+            if not turn.input.notices:
+                return
+            row, store = turn.input.notices[0], turn.core.store
+            elsewhere = msgspec.structs.replace(row.routing, session_id="elsewhere", session_key="elsewhere")
+            number = await store.add_notice(
+                NewNotice(
+                    inbox=row.inbox,
+                    routing=elsewhere,
+                    kind=NoticeKind.WATCH_MATCH,
+                    text="",
+                    job_id="",
+                    root_id=row.root_id,
+                )
+            )
+            assert number is not None
+            start = TurnStart(turn_id="turn_other", context=elsewhere, source="fake", inbox_ids=(number,))
+            await store.finish_turn(TurnFinish(start=start, state=TurnState.COMPLETED, acknowledged=(number,)))
+
+    scripted_agent.then(starts(5))
+    async with Runtime(agent=scripted_agent) as runtime, Bounded().connect(runtime) as adapter:
+        await adapter.say("x")
+        await trio.sleep(100)
+        assert len(scripted_agent.turns) == 1
+        (job,) = await runtime.store.list_jobs()  # pyright: ignore
+        states = await completion_states(runtime.store, [job.job_id])  # pyright: ignore
+        assert states == {job.job_id: ("abandoned", "the budget is used up (wakes: 1 of 1 used)")}
 
 
 async def test_a_notice_for_a_session_that_ended_is_abandoned(

@@ -49,7 +49,7 @@ ENDS = {f"run.{status.value}" for status in TERMINAL_STATUSES}
 
 
 class Chat(FakeAdapter):
-    """An adapter whose replies go through the outbox, and on which somebody can be asked."""
+    """An adapter whose replies go through the outbox, and whose user can answer approvals."""
 
     interactive = True
 
@@ -373,7 +373,7 @@ class Program:
 
 
 def _held(db: Any) -> dict[str, list[Any]]:
-    """The rows that somebody holds, by what they are."""
+    """Return the held rows, by kind."""
     held = {
         "sessions": "SELECT id FROM sessions WHERE open_turn IS NOT NULL OR (one_shot = 1 AND ended_at IS NULL)",
         "approvals": "SELECT id FROM approvals WHERE state = 'pending'",
@@ -435,7 +435,7 @@ def run_program(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_programs_hold_their_promises_while_the_store_fails(seed: int) -> None:
-    """Whatever begins or ends while the store fails, before or after its commit, is what the rows say, once, and nothing is held by nobody."""
+    """Whatever begins or ends while the store fails, before or after its commit, is what the rows say, once, and every held row has a live holder."""
     run_program(seed)
 
 

@@ -105,7 +105,7 @@ async def test_replies_that_cannot_be_made_fail_the_turn(runtime: Runtime, scrip
 
 @pytest.mark.parametrize(("kind", "page"), [(Interface, "embedding.md"), (Adapter, "plugins.md")])
 def test_the_guide_has_a_row_for_every_hook(kind: type, page: str) -> None:
-    """Whoever overrides a method finds out what it may do."""
+    """The page describes every method that may be overridden."""
     hooks = {name for name, value in vars(kind).items() if inspect.isfunction(value) and not name.startswith("_")}
     rows = "\n".join(re.findall(r"^\|[^|]*\|", (DOCS / page).read_text(), re.MULTILINE))
     assert hooks

@@ -31,10 +31,12 @@ class Told:
 
     def __init__(self) -> None:
         self.turns: list[tuple[str, str]] = []
+        self.prefaces: list[str] = []
 
     async def __call__(self, turn: Turn) -> str:
         """The agent: `bind` does what a command does before it runs, `child` lets a child do it."""
         self.turns.append((turn.input.text, turn.core.store.owner))
+        self.prefaces.append(turn.input.preface)
         if turn.input.text == "bind":
             await turn.core.hosts.bind(turn)
         if turn.input.text == "child":
@@ -61,6 +63,7 @@ async def test_messages_of_a_bound_conversation_are_handled_on_its_node(virtual_
         assert told.turns[5][0].startswith("[IMPORTANT: The host")
         assert told.turns[5][0].endswith("]\n\nafter")
         assert told.turns[6][0] == "later"
+        assert told.prefaces == [""] * 5 + [told.turns[5][0].removesuffix("\n\nafter"), ""]
 
 
 def _message(text: str) -> NewMessage:

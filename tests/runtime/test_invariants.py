@@ -42,7 +42,7 @@ class Say:
 
 @attrs.frozen
 class StopTurn:
-    """Somebody stops what the lane is doing."""
+    """Stop the turn of the lane."""
 
     chat: str
 

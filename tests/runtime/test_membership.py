@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import pytest
 import trio
 import trio.testing
 
 from hermes_trio import Runtime, SessionContext, Turn, TurnSpec
-from hermes_trio.runtime.errors import MembershipLost
+from hermes_trio.runtime.errors import Fenced, MembershipLost
 from hermes_trio.runtime.membership import BEATS, MARGIN
 from hermes_trio.runtime.outcome import TurnState
 from hermes_trio.runtime.ports import RUN_TOPIC, Message, NewRun, NodeRequest, TurnFinish, TurnInput, TurnStart
-from hermes_trio.store import SqliteStore, open_store
+from hermes_trio.store import SqliteStore, StoreError, open_store
 from hermes_trio.store.sqlite.nodes import remove_node
+from hermes_trio.testing.fakes import FakeAdapter
 from hermes_trio.testing.faults import StoreFaults
 from hermes_trio.testing.nodes import open_nodes
 
@@ -41,7 +43,7 @@ async def status(store: SqliteStore, run_id: str) -> tuple[str, str]:
 
 
 async def test_a_store_with_one_owner_has_no_timer(virtual_clock: object) -> None:
-    """Nothing is renewed where nobody else can own anything: a heartbeat would drive a virtual clock for ever."""
+    """A store with one owner has no lease to renew: a heartbeat would advance a virtual clock for ever."""
     async with Runtime(agent=sleeper, store=open_store(None)) as runtime:
         await trio.testing.wait_all_tasks_blocked()
         assert trio.lowlevel.current_statistics().seconds_to_next_deadline == float("inf")
@@ -137,7 +139,7 @@ async def test_a_node_that_is_paused_past_its_lease_commits_nothing_afterwards(v
 
 
 async def test_a_node_that_claims_after_it_was_taken_over_says_that_its_lease_is_lost(virtual_clock: object) -> None:
-    """Whoever finds out first, the heartbeat or a claim, the node ends for the same reason."""
+    """The node ends for the same reason, whether a heartbeat or a claim detects the loss first."""
     async with open_nodes() as nodes, nodes.make(sleeper, "alive") as alive, trio.open_nursery() as nursery:
         done = trio.Event()
         alive.start_receiver("clock", lambda: alive.membership.run_alone("clock", done.wait))
@@ -155,8 +157,55 @@ async def test_a_node_that_claims_after_it_was_taken_over_says_that_its_lease_is
         assert "taken over" in life.why
 
 
-async def test_what_a_crashed_node_held_is_ended_within_a_second_of_its_lease(virtual_clock: object) -> None:
-    """Its neighbour looks at the moment at which the lease ends, not at its own next heartbeat."""
+@pytest.mark.parametrize("answered", [True, False])
+async def test_a_receiver_that_notices_the_takeover_first_ends_its_node_as_a_lost_lease(
+    virtual_clock: object, answered: bool
+) -> None:
+    """Also if the store does not answer then: the node joins again, as after a heartbeat that was refused, and does not fail with the receiver's error."""
+    faults = StoreFaults()
+    async with open_nodes() as nodes, trio.open_nursery() as nursery:
+        paused = nodes.make(sleeper, "paused", faults=faults)
+        life = Life(paused)
+        nursery.start_soon(life.run)
+        await life.opened.wait()
+
+        async def receive() -> None:
+            await trio.sleep(1)
+            await nodes.store._writer.submit(remove_node, paused.store.owner)
+            if not answered:
+                faults.fail("renew_node", times=None)
+            await paused.store.supersede("job")
+
+        paused.start_receiver("notices it", receive)
+        with trio.fail_after(LEASE):
+            await life.over.wait()
+        assert ("taken over" if answered else "was not renewed within 15 s") in life.why
+
+
+async def test_a_refused_write_of_a_node_that_has_its_lease_is_an_error_of_the_receiver(virtual_clock: object) -> None:
+    """The store refuses the end of work that another node has: the lease is held, and the receiver's error is raised as any other."""
+
+    async def receive() -> None:
+        raise Fenced("the row belongs to another node")
+
+    async with open_nodes() as nodes:
+        alive = nodes.make(sleeper, "alive")
+
+        async def live() -> None:
+            async with alive:
+                alive.start_receiver("refused", receive)
+                await trio.sleep_forever()
+
+        with pytest.raises(ExceptionGroup) as raised:
+            await live()
+        assert raised.group_contains(Fenced)
+        assert not alive.core.membership.lost
+
+
+async def test_what_a_crashed_node_held_is_ended_within_a_second_of_its_lease(
+    virtual_clock: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another node reaps when the lease ends, not at its own next heartbeat, and logs which node took over from which."""
     async with open_nodes() as nodes, nodes.make(sleeper, "alive") as alive:
         await trio.sleep(3)
         async with nodes.store.shared("crashed", lease_seconds=LEASE) as crashed:
@@ -169,6 +218,56 @@ async def test_what_a_crashed_node_held_is_ended_within_a_second_of_its_lease(vi
             await ended.wait()
         assert LEASE <= trio.current_time() - began <= LEASE + 1
         assert await status(nodes.store, "run_1") == ("failed", "interrupted")
+        await trio.testing.wait_all_tasks_blocked()
+        taken = f"node {alive.store.owner[:8]} took over the work of expired nodes ({crashed.owner[:8]})"
+        assert taken in caplog.text
+
+
+@pytest.mark.parametrize("problem", ["no answer to the reap", "the reap fails", "the settling fails", "nothing fails"])
+async def test_what_waits_for_a_reap_is_settled_although_the_store_fails(virtual_clock: object, problem: str) -> None:
+    """The expired node is gone from the store whether or not its reaper has heard so: who waits for that is called until it has succeeded, once."""
+    faults = StoreFaults()
+    settled: list[str] = []
+
+    async def settle() -> None:
+        assert "crashed" not in [node.name for node in await nodes.store.list_nodes()]
+        if problem == "the settling fails" and not settled:
+            settled.append("failed")
+            raise StoreError("the database is away")
+        settled.append("done")
+
+    async with open_nodes() as nodes, nodes.make(sleeper, "alive", faults=faults) as alive:
+        with alive.membership.after_reap(settle):
+            async with nodes.store.shared("crashed", lease_seconds=LEASE):
+                pass
+            if "reap" in problem:
+                faults.fail("reap", after_commit=problem == "no answer to the reap")
+            await trio.sleep(LEASE + 1 + 2 * LEASE / BEATS)
+            assert settled == (["failed", "done"] if problem == "the settling fails" else ["done"])
+            await trio.sleep(3 * LEASE)
+            assert settled[-1:] == ["done"]
+            assert settled.count("done") == 1
+
+
+@pytest.mark.parametrize("unfinished", [True, False])
+async def test_what_a_node_leaves_unfinished_is_settled_by_another_one(virtual_clock: object, unfinished: bool) -> None:
+    """A node stops in order and the store refuses the end of its turn: its leaving interrupts the turn, and another node settles that once."""
+    settled: list[str] = []
+
+    async def settle() -> None:
+        settled.append("done")
+
+    async with open_nodes() as nodes, nodes.make(sleeper, "alive") as alive:
+        with alive.membership.after_reap(settle):
+            faults = StoreFaults()
+            adapter = FakeAdapter(one_shot="over")
+            async with nodes.make(sleeper, "leaving", faults=faults) as leaving, adapter.connect(leaving):
+                await adapter.say("3600")
+                await trio.sleep(1)
+                if unfinished:
+                    faults.fail("finish_turn", times=None)
+            await trio.sleep(3 * LEASE)
+    assert settled == (["done"] if unfinished else [])
 
 
 async def test_a_restart_within_the_lease_is_a_new_node(virtual_clock: object) -> None:
@@ -232,10 +331,73 @@ async def test_a_singleton_moves_at_once_when_its_node_stops_as_planned(virtual_
             assert [node.name for node in await second.store.list_nodes()] == ["b"]
 
 
+async def hold(runtime: Runtime, name: str) -> None:
+    """Hold a lease for a moment."""
+    async with runtime.core.membership.holding(name):
+        await trio.lowlevel.checkpoint()
+
+
+@pytest.mark.parametrize("problem", ["a claim that is given up", "a claim without an answer", "a release that fails"])
+async def test_a_lease_whose_holder_has_left_is_free_after_the_next_heartbeat(
+    virtual_clock: object, problem: str
+) -> None:
+    """Whatever kept its node from releasing it: the node lives, and others must not wait for its end."""
+    faults = StoreFaults()
+    async with (
+        open_nodes() as nodes,
+        nodes.make(sleeper, "a", faults=faults) as first,
+        nodes.make(sleeper, "b") as second,
+    ):
+        if problem == "a claim that is given up":
+            faults.slow("claim_lease", seconds=2)
+            with trio.move_on_after(1):
+                await hold(first, "conversation")
+            await trio.sleep(2)  # now it is claimed
+        elif problem == "a claim without an answer":
+            faults.fail("claim_lease", after_commit=True)
+            with pytest.raises(StoreError):
+                await hold(first, "conversation")
+        else:
+            faults.fail("release_lease")
+            await hold(first, "conversation")
+        with trio.fail_after(LEASE / BEATS + 2):
+            await hold(second, "conversation")
+        await hold(first, "conversation")
+        assert all("conversation" not in node.leases for node in await second.store.list_nodes())
+
+
+async def test_a_lease_is_held_for_as_long_as_one_task_of_the_node_holds_it(virtual_clock: object) -> None:
+    """The first of two tasks that leaves releases nothing."""
+    async with open_nodes() as nodes, nodes.open(sleeper, 2) as (one, two):
+        async with one.core.membership.holding("x"):
+            await hold(one, "x")
+            await trio.sleep(LEASE)
+            with trio.move_on_after(1) as bound:
+                await hold(two, "x")
+            assert bound.cancelled_caught
+        await hold(two, "x")
+
+
+async def test_a_request_does_not_wait_for_a_store_that_fails(virtual_clock: object) -> None:
+    """Who holds a lease for a request gets the error of the store at once; a singleton tries again."""
+    faults = StoreFaults()
+    async with open_nodes() as nodes, nodes.make(sleeper, "a", faults=faults) as runtime:
+        faults.fail("claim_lease", times=2)
+        with pytest.raises(StoreError):
+            await hold(runtime, "idempotency")
+        ran: list[str] = []
+
+        async def once() -> None:
+            ran.append("here")
+
+        await runtime.core.membership.run_alone("cron", once)
+        assert ran == ["here"]
+
+
 async def test_the_end_of_a_run_is_written_once_although_another_node_has_used_its_session_since(
     virtual_clock: object,
 ) -> None:
-    """A node that did not hear of its commit writes the end again; a turn of another node may have come in between."""
+    """A node whose commit raised an error writes the end again; another node may have run a turn in between."""
 
     def end_of(number: int) -> TurnFinish:
         new = NewRun(run_id=f"run_{number}", session_id="s")
@@ -254,7 +416,7 @@ async def test_the_end_of_a_run_is_written_once_although_another_node_has_used_i
 
 
 async def test_a_run_that_waits_for_another_node_is_queued_for_everybody(virtual_clock: object) -> None:
-    """The node that has the run says what its row says: whoever asks one node after the other never sees a status move back."""
+    """The node that has the run says what its row says: a client that asks one node after the other never sees an earlier status."""
     async with open_nodes() as nodes, nodes.open(sleeper, 2) as (one, two):
         await start(one, "10")
         spec = TurnSpec(input=TurnInput(text="10"), context=SessionContext(session_id="s"))

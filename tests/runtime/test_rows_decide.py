@@ -124,7 +124,7 @@ async def test_a_message_whose_beginning_is_refused_for_good_is_a_dead_letter(vi
 async def test_a_drain_leaves_a_message_whose_beginning_fails_for_the_next_start(
     virtual_clock: object, after: bool
 ) -> None:
-    """Nobody has seen the message, so it is not ended as cancelled: it waits, and the next runtime answers it."""
+    """No agent has seen the message, so it is not ended as cancelled: it waits, and the next runtime answers it."""
     faults = StoreFaults()
     agent = ScriptedAgent()
     async with faults.around(open_store(None)) as store:
@@ -349,7 +349,7 @@ async def test_an_end_that_alone_is_refused_is_reduced_to_its_state_and_error(vi
 
 
 async def test_the_sender_of_a_turn_whose_end_is_reduced_is_told(virtual_clock: object) -> None:
-    """The answer could not be kept, and the message counts as handled: whoever wrote it is told that it failed, once."""
+    """The answer could not be kept, and the message counts as handled: its sender is told once that it failed."""
 
     class Telling(FakeAdapter):
         def replies(self, turn: Turn, outcome: Outcome) -> Sequence[NewReply]:
@@ -503,7 +503,9 @@ async def test_a_session_with_a_waiting_notice_that_is_left_leaves_nothing(virtu
 
     def kept() -> dict[str, int]:
         gc.collect()
-        names = Counter(type(thing).__name__ for thing in gc.get_objects() if type(thing).__module__.startswith(OURS))
+        names = Counter(
+            type(thing).__name__ for thing in gc.get_objects() if str(type(thing).__module__).startswith(OURS)
+        )
         return {name: count for name, count in names.items() if name not in ("Turn", "DeliveringTurn")}
 
     async with Runtime(agent=agent, store=open_store(None)) as runtime:

@@ -146,7 +146,7 @@ def _already_open(store):
 async def test_settling_waits_for_notices_of_the_root(
     fake_adapter: FakeAdapter, scripted_agent: ScriptedAgent, runtime: Runtime
 ):
-    """A root with a notice that nobody has been told yet has not settled."""
+    """A root with an undelivered notice has not settled."""
     gate = trio.Event()
 
     async def start(turn: Turn) -> str:
@@ -166,5 +166,5 @@ async def test_settling_waits_for_notices_of_the_root(
     await trio.sleep(10)
     assert await runtime.store.root_open(root.id)
     gate.set()
-    await root.wait(runtime.store)
+    await root.wait(runtime.core)
     assert not await runtime.store.root_open(root.id)

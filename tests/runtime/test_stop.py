@@ -200,7 +200,7 @@ async def test_an_agent_that_raises_while_being_stopped_counts_as_stopped(runtim
 
 @pytest.mark.allow_leaks
 async def test_a_thread_that_stays_deaf_is_shown_as_abandoned(virtual_clock):
-    """The receipt says so, the node moves where everybody can see it, and the token is held until the thread really ends."""
+    """The receipt says so, the node moves below `abandoned`, and the token is held until the thread ends."""
     release = threading.Event()
     turns: list[Turn] = []
 

@@ -118,8 +118,25 @@ async def test_the_log_of_a_run_whose_end_is_reduced_has_no_gap():
         assert kept == list(enumerate(["tool.started", "tool.completed", "run.failed", "run.settled"], 1))
 
 
+async def test_the_last_event_of_a_run_whose_end_is_reduced_is_not_stored_before_earlier_ones():
+    """A reader on another node reads rows: it would take a last event without its predecessors for a gap."""
+
+    async def emits(turn: Turn) -> str:
+        turn.emit("tool.started", tool="good")
+        turn.emit("tool.completed", tool="good")
+        return "done"
+
+    world = World(ScriptedAgent(emits))
+    async with world.runtime as runtime:
+        world.faults.fail("finish_turn", times=5)
+        run = await runtime.stateless.start_run(TurnSpec(input=TurnInput(text="hi"), context=WHERE))
+        await run.ended.wait()
+        kept = [(row.number, row.event["event"]) for row in await world.store.events_after(run.id)]
+        assert kept[:3] == list(enumerate(["tool.started", "tool.completed", "run.failed"], 1))
+
+
 async def test_an_end_that_may_be_written_is_told_as_it_is_stored():
-    """The end was committed and not heard of, then refused for a while: the run's reader and its row agree on how it ended."""
+    """The end was committed although the verb raised, then refused for a while: the run's reader and its row agree on how it ended."""
     world = World(ScriptedAgent("done"))
     async with world.runtime as runtime:
         world.faults.fail("finish_turn", after_commit=True)
@@ -277,7 +294,7 @@ async def test_a_job_that_is_cancelled_with_a_group_has_an_end(after_commit: boo
 
 
 async def test_a_receiver_that_crashes_does_not_leave_jobs_without_an_end():
-    """The exception goes to whoever opened the runtime, after every job has been stopped and its end written down."""
+    """The exception is raised where the runtime was opened, after every job has been stopped and its end written down."""
     states: dict[str, str] = {}
     faults = StoreFaults()
 

@@ -66,6 +66,28 @@ def test_importing_the_package_loads_no_server_and_no_trio():
     assert _run(f"from hermes_trio import Runtime, Turn; NAMES = {rest}; {loaded}") == ""
 
 
-def _run(program: str) -> str:
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+OPEN_A_GATEWAY = """
+import sys, trio
+from pathlib import Path
+from hermes_trio.config import load_config
+from hermes_trio.gateway.api import open_api_gateway
+from hermes_trio.http.auth import AdminKey
+
+async def main():
+    async with open_api_gateway(load_config({}, home=Path(sys.argv[1])), AdminKey("k" * 24), in_memory=True):
+        print(*sorted(set(sys.argv[2:]) & set(sys.modules)))
+
+trio.run(main)
+"""
+
+
+def test_an_open_gateway_has_not_loaded_what_only_some_configurations_use(tmp_path: Path):
+    """The metadata of packages is for plugins and exporters, time zones for schedules and daily resets; tests, PostgreSQL and tracing are for those who ask."""
+    unused = ("importlib.metadata", "importlib.resources", "zoneinfo", "email", "opentelemetry")
+    ours = ("hermes_trio.store.postgres", "hermes_trio.tracing.tracer", "hermes_trio.testing", "hermes_trio.guest")
+    assert _run(OPEN_A_GATEWAY, str(tmp_path), "trio", *unused, *ours) == "trio"
+
+
+def _run(program: str, *arguments: str) -> str:
+    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=True)
     return done.stdout.strip()

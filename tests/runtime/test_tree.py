@@ -1,4 +1,4 @@
-"""The live tree: who runs, for whom, since when, until when, and what it waits on."""
+"""The live tree: what runs, its owner, its start, its deadline, and what it waits on."""
 
 import logging
 import threading
@@ -9,8 +9,9 @@ import trio
 
 from hermes_trio import Budget, Runtime, RuntimeSettings, SessionContext, Turn, TurnHooks, waiting, working
 from hermes_trio.runtime.outcome import JobState
+from hermes_trio.runtime.stop_receipt import stop_work
 from hermes_trio.runtime.supervisor import Job, JobSpec
-from hermes_trio.runtime.tree import REMEMBERED_ENDS, WATCHER_BUFFER, Tree, stop_work
+from hermes_trio.runtime.tree import REMEMBERED_ENDS, WATCHER_BUFFER, Tree
 from hermes_trio.testing.fakes import ScriptedAgent
 
 
@@ -89,7 +90,7 @@ async def test_each_primitive_says_what_it_waits_on(runtime: Runtime):
         await turns[1].stop()
         await turns[0].stop()
 
-    # A channel: whoever reads the in-process completions waits on it.
+    # A channel: the reader of in-process completions waits on it.
     async with trio.open_nursery() as nursery:
 
         async def read() -> None:
@@ -161,7 +162,7 @@ class Copy:
 
 
 async def test_differences_rebuild_the_tree(runtime: Runtime):
-    """Every change of a node is told, whoever made it: opening, closing, waits, notes, deadlines and moves. A reader's copy is the tree."""
+    """Every change of a node is an event: opening, closing, waits, notes, deadlines and moves. A reader's copy is the tree."""
     tree = runtime.tree
     with tree.watch() as watcher:
         copy = Copy(msgspec.to_builtins(watcher.view()[0]))

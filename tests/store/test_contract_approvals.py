@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hermes_trio.store import ApprovalChoice, ApprovalState, NewApproval, Store
+from hermes_trio.store import ApprovalChoice, ApprovalState, NewApproval, NewSession, Store
 from hermes_trio.testing.rows import grant_category
 
 from .conftest import Clock
@@ -131,3 +131,22 @@ async def test_what_was_granted_for_good_outlasts_restarts_and_retention(store: 
     assert [(one.scope, one.category) for one in await store.list_grants()] == kept
     await store.maintain(clock() + 40 * 86_400)  # type: ignore[attr-defined]
     assert [(one.scope, one.category) for one in await store.list_grants()] == kept
+
+
+async def test_deleting_a_session_ends_what_was_allowed_in_its_conversation(store: Store) -> None:
+    """The next session of the conversation is asked again; other conversations, the grantee's grants, and a conversation that has moved on are not affected."""
+    for key in ("chat-1", "chat-2"):
+        await store.create_session(NewSession(id=f"{key}-a", source="web", session_key=key))
+        await grant_category(store, "recursive delete", scope=key)
+    await grant_category(store, "recursive delete", scope="tenant t")
+    await store.delete_session("chat-1-a")
+
+    assert await store.granted("chat-1", grantee="") == frozenset()
+    assert await store.granted("chat-2", grantee="") == {"recursive delete"}
+    assert await store.granted("chat-1", grantee="tenant t") == {"recursive delete"}
+    moved = await store.new_session("chat-2", source="web")
+    await grant_category(store, "disk", scope="chat-2")
+    await store.delete_session("chat-2-a")
+    assert await store.granted("chat-2", grantee="") == {"disk"}
+    await store.delete_session(moved)
+    assert await store.granted("chat-2", grantee="") == frozenset()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from hermes_trio.runtime.errors import Fenced
 from hermes_trio.runtime.outcome import JobState
 from hermes_trio.runtime.ports import InboxKind, JobFinish, NoticeKind
 from hermes_trio.store import NewSession, Store
@@ -48,7 +51,7 @@ async def test_a_dedupe_key_holds_after_delivery(store: Store) -> None:
 
 
 async def test_waiting_sessions_are_named_longest_waiting_first(store: Store) -> None:
-    """An inbox knows for whom something waits."""
+    """An inbox lists the session keys with waiting rows."""
     await store.accept_message(message(key="b"))
     await store.accept_message(message(key="a"))
     await store.accept_message(message(key="c", inbox="slack"))
@@ -82,7 +85,7 @@ async def test_a_jobs_end_and_its_notice_are_one(store: Store, clock: Clock) -> 
 
 
 async def test_a_seen_end_is_told_to_nobody(store: Store) -> None:
-    """Superseded and abandoned ends are recorded as such, and wait for nobody."""
+    """Superseded and abandoned ends are recorded as such, and are not delivered."""
     for name, fields in (("p1", {"superseded": True}), ("p2", {"abandoned": "session_ended"})):
         await store.start_job(job(name))
         told = await store.finish_job(
@@ -153,3 +156,24 @@ async def test_what_a_turn_has_told_is_delivered(store: Store) -> None:
 
     states = await inbox_states(store, [abandoned, superseded])
     assert states == {abandoned: ("delivered", ""), superseded: ("delivered", "")}
+
+
+async def test_a_turn_that_ends_acknowledges_a_message_that_it_got_while_it_ran(store: Store) -> None:
+    """Also if the message was claimed for a turn after it; an end that is written twice changes nothing."""
+    first = await store.accept_message(message("first"))
+    used = await store.accept_message(message("used"))
+    left = await store.accept_message(message("left"))
+    assert first is not None
+    assert used is not None
+    assert left is not None
+    (row,) = await store.take_inbox("telegram", KEY)
+    begun = start(inbox_ids=(row.id,))
+    await store.begin_turn(begun)
+    assert [row.id for row in await store.take_inbox("telegram", KEY)] == [used]
+    for _ in range(2):
+        await store.finish_turn(finish(begun, "q", "a", acknowledged=(used,)))
+    states = await inbox_states(store, (first, used, left))
+    assert states == {first: ("delivered", ""), used: ("delivered", ""), left: ("pending", "")}
+    assert len(await store.load_history("s1")) == 2
+    with pytest.raises(Fenced):
+        await store.begin_turn(start(inbox_ids=(used,)))

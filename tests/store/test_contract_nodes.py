@@ -100,7 +100,7 @@ async def test_a_lease_is_renewed_until_it_has_expired(nodes: Nodes, clock: Cloc
 
 
 async def test_what_is_expired_but_not_taken_over_may_still_write(nodes: Nodes, clock: Clock) -> None:
-    """The fence is the row, not the clock: until a neighbour has reaped it, nobody else owns what the node holds."""
+    """The fence is the row, not the clock: until another node has reaped it, the node keeps what it holds."""
     _, two = nodes
     clock.advance(20)
     assert await two.accept_message(message("late")) is not None
@@ -238,8 +238,9 @@ async def test_the_lock_of_a_session_is_a_row(nodes: Nodes, clock: Clock) -> Non
         clock.advance(10)
         await one.reap("e1")
         await one.begin_turn(start("t6", hold=True))
-        await until(free, 3)
-    assert free == ["s1", "s1", "s1"]
+        await until(free, 2)
+    # The third is the release by the reaper: a store may leave it out, because this node does not wait for the session then.
+    assert free in (["s1", "s1"], ["s1", "s1", "s1"])
 
 
 async def test_the_lane_of_a_key_lives_on_one_node(nodes: Nodes) -> None:
@@ -258,7 +259,7 @@ async def test_the_lane_of_a_key_lives_on_one_node(nodes: Nodes) -> None:
 
 
 async def test_a_run_an_approval_and_a_key_signal_on_every_node(nodes: Nodes) -> None:
-    """Whoever waits on another node than the one that wrote is woken by the commit."""
+    """A commit wakes tasks that wait on other nodes than the one that wrote."""
     one, two = nodes
     seen: list[tuple[str, str]] = []
     with (

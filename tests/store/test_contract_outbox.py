@@ -53,16 +53,31 @@ async def test_a_clock_that_is_set_back_holds_up_no_reply(store: Store, clock: C
     assert await store.next_outbox_due("telegram") == clock.now + 60
 
 
-async def test_an_uncertain_attempt_is_remembered_in_the_row(store: Store, clock: Clock) -> None:
-    """The next attempt knows that the platform may have the reply, whoever makes it; so does a dead letter that is tried again."""
+async def test_a_reply_that_has_waited_is_due_whatever_its_time_is(store: Store, clock: Clock) -> None:
+    """Its time may have been computed by a clock that was ahead. Only the attempt that is named counts."""
     await store.add_outbox([entry("a1")])
     (row,) = await store.claim_outbox("telegram")
-    await store.outbox_retry(msgspec.structs.replace(row, maybe_duplicate=True), at=clock.now, error="no answer")
+    await store.outbox_retry(row, at=clock.now + 3600, error="busy")
+    earlier, waited = [(row.id, row.attempts - 1)], [(row.id, row.attempts)]
+    assert await store.next_outbox_due("telegram", waited=earlier) == clock.now + 3600
+    assert await store.claim_outbox("telegram", waited=earlier) == []
+    assert await store.next_outbox_due("telegram", waited=waited) == 0
+    (again,) = await store.claim_outbox("telegram", waited=waited)
+    assert (again.id, again.attempts) == (row.id, 2)
+
+
+async def test_an_uncertain_attempt_is_remembered_in_the_row(store: Store, clock: Clock) -> None:
+    """The next attempt knows how often the platform may have got the reply, because the row has the number; a dead letter that is tried again counts as one."""
+    await store.add_outbox([entry("a1")])
+    (row,) = await store.claim_outbox("telegram")
+    await store.outbox_retry(msgspec.structs.replace(row, maybe_duplicate=2), at=clock.now, error="no answer")
     (again,) = await store.claim_outbox("telegram")
-    assert again.maybe_duplicate is True
+    assert again.maybe_duplicate == 2
     await store.outbox_dead(again, error="gone")
     await store.revive_outbox(again.id)
-    assert (await store.claim_outbox("telegram"))[0].maybe_duplicate is True
+    assert (await store.claim_outbox("telegram"))[0].maybe_duplicate == 1
+    await store.recover("e2")
+    assert [row.maybe_duplicate for row in await store.claim_outbox("telegram")] == [2]
 
 
 async def test_dead_letters_are_kept_and_can_be_revived(store: Store) -> None:

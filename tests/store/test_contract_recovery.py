@@ -1,4 +1,4 @@
-"""The contract of boot: nothing runs in the store without a live task, and everybody is told once."""
+"""The contract of boot: no row says `running` without a live task, and each owner is notified once."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ async def test_an_ordinary_session_stays_open(store: Store) -> None:
 
 
 async def test_pending_approvals_expire(store: Store) -> None:
-    """Nobody waits for the answer any more."""
+    """No task waits for the answer any more."""
     await store.create_approval(NewApproval(id="a", scope="run_1", command="rm", expires_at=1.0))
     recovery = await store.recover("e2")
 
@@ -156,7 +156,7 @@ async def test_attempted_replies_are_sent_again_and_labelled(store: Store) -> No
 
     assert recovery.outbox_requeued == 1
     pending = await store.list_outbox(OutboxState.PENDING)
-    assert [(row.text, row.maybe_duplicate) for row in pending] == [("under way", True), ("behind it", False)]
+    assert [(row.text, row.maybe_duplicate) for row in pending] == [("under way", 1), ("behind it", 0)]
 
 
 async def test_an_interrupted_cron_slot_has_failed(store: Store) -> None:

@@ -25,6 +25,7 @@ from hermes_trio.store import (
     StoredResponse,
     open_store,
 )
+from hermes_trio.store.records import OWED
 from hermes_trio.testing.rows import inbox_states
 
 from .conftest import Backend, Clock
@@ -129,7 +130,7 @@ async def test_a_session_with_work_or_mail_is_not_idle(store: Store, clock: Cloc
 
 
 async def test_everything_that_has_ended_goes_in_time(store: Store, clock: Clock) -> None:
-    """After all ages have passed, only what is open or in force is left, and what nobody has taken as a dead letter."""
+    """After all ages have passed, only what is open or in force is left; rows that were never taken are dead letters."""
     begun = start(run=run())
     await store.begin_turn(begun)
     await store.append_events([EventRow(run_id="run_1", epoch="e", number=1, event={})])
@@ -218,7 +219,7 @@ async def test_retention_can_be_switched_off(backend: Backend, clock: Clock) -> 
 
 
 async def test_the_store_looks_after_itself(autojump_clock: trio.testing.MockClock) -> None:
-    """With nobody calling `maintain`, an idle session ends and an ended one goes, in virtual time."""
+    """Without a call of `maintain`, an idle session ends and an ended one is removed, in virtual time."""
     retention = Retention(session_idle=2, sessions=5, interval=3_600.0)
     async with open_store(
         None, runner=Runner.INLINE, clock=trio.current_time, retention=retention, maintenance=True
@@ -245,10 +246,25 @@ async def test_what_waits_for_somebody_who_does_not_come_back_is_a_dead_letter(s
     await store.maintain()
     dead = await store.list_inbox(InboxState.DEAD)
     assert {row.id for row, _ in dead} == {number, told}
-    assert {reason for _, reason in dead} == {"nobody has taken it for 30 days"}
+    assert {reason for _, reason in dead} == {"no lane has taken it for 30 days"}
     (reply,) = await store.list_outbox(OutboxState.DEAD)
     assert await store.revive_inbox(number or 0)
     assert await store.revive_outbox(reply.id)
     await store.maintain()
     assert len(await store.list_inbox(InboxState.DEAD)) == 1, "what is queued again waits anew"
     assert await store.list_outbox(OutboxState.DEAD) == []
+
+
+async def test_what_is_owed_for_a_session_goes_when_its_end_is_settled(store: Store) -> None:
+    """A process that dies after the end of a turn leaves the row. Those of open and of interrupted sessions are needed; other rows stay."""
+    for name, reason in {"open": "", "interrupted": "interrupted", "ended": "webhook_complete"}.items():
+        await store.create_session(NewSession(id=name, source="webhook"))
+        if reason:
+            await store.end_session(name, reason)
+    names = ("open", "interrupted", "ended", "pruned")
+    for name in names:
+        await store.set_meta(OWED + name, "{}")
+    await store.set_meta("ended", "{}")
+    await store.maintain()
+    assert [name for name in names if await store.get_meta(OWED + name)] == ["open", "interrupted"]
+    assert await store.get_meta("ended") == "{}"

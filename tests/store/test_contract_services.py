@@ -30,7 +30,7 @@ async def test_a_delivery_without_a_turn_is_recorded_after_it_succeeded(store: S
 
 
 async def test_a_slot_is_claimed_once(store: Store, clock: Clock) -> None:
-    """Whoever inserts the row of a slot runs it; the job moves on in the same transaction."""
+    """The node that inserts the row of a slot runs it; the job advances in the same transaction."""
     await store.put_cron_job(CronJob(id="j", name="nightly", schedule="0 3 * * *", spec={"prompt": "x"}, next_at=10.0))
 
     assert await store.claim_cron_slot("j", 10.0, next_at=20.0) is True
@@ -125,7 +125,7 @@ async def test_strangers_cannot_fill_the_pairing_table(store: Store) -> None:
 
 
 async def test_allow_lists_are_per_platform(store: Store) -> None:
-    """Somebody who may come in on one platform may not on another."""
+    """A user who is allowed on one platform is not allowed on another."""
     await store.allow_user("telegram", "1", user_name="Ann")
     await store.allow_user("telegram", "1", user_name="Anna")
     await store.allow_user("slack", "2")

@@ -22,7 +22,7 @@ from .turns import KEY, context, finish, message, notice, run, start
 
 
 async def test_finish_alone_makes_the_session(store: Store) -> None:
-    """A turn that nobody was promised is written in one commit, session included."""
+    """A turn that was not acknowledged before is written in one commit, session included."""
     await store.finish_turn(finish(start(), "what is up?", "not much"))
 
     session = await store.get_session("s1")

@@ -186,7 +186,9 @@ def check_runtime(db: Database, said: Said) -> None:
     assert said["started"] <= column(db, "SELECT job_id FROM jobs"), "an acknowledged job is missing"
     assert column(db, "SELECT status FROM runs") <= {"completed", "failed", "cancelled"}, "a run is still running"
     assert column(db, "SELECT job_id FROM jobs WHERE ended_at IS NULL") == set(), "a job still runs"
-    assert column(db, "SELECT state FROM outbox") <= {"pending", "sent"}
+    assert column(db, "SELECT state FROM outbox") <= {"pending", "sent", "dead"}
+    given_up = column(db, "SELECT error FROM outbox WHERE state = 'dead'")
+    assert all("outcome unknown" in error for error in given_up), f"a reply was given up without need: {given_up}"
     assert column(db, "SELECT id FROM sessions WHERE open_turn IS NOT NULL") == set()
     states = column(db, "SELECT state FROM inbox")
     assert states <= {"pending", "delivered", "superseded", "interrupted", "abandoned", "dead"}

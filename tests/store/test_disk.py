@@ -7,14 +7,20 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, cast
 
+import apsw
 import pytest
 import trio
 
-from hermes_trio.runtime.ports import Message
+from hermes_trio.runtime.context import SessionContext
+from hermes_trio.runtime.ports import Message, NewMessage
 from hermes_trio.store import NewSession, Runner, StoreError, StoreFull, StoreReadOnly, open_store
 from hermes_trio.store.sqlite.files import connect_reader
+from hermes_trio.store.sqlite.maintenance import checkpoint
 from hermes_trio.store.sqlite.rows import one
+from hermes_trio.store.sqlite.store import SqliteStore
+from hermes_trio.store.sqlite.writer import Weight
 
 LIMITED = """
 import resource, sys, trio
@@ -90,7 +96,7 @@ async def test_a_full_disk_is_an_error_to_the_caller_and_no_more(small_disk: Pat
 
 
 async def test_concurrent_callers_all_hear_of_a_full_disk(small_disk: Path) -> None:
-    """In a batch that cannot be committed nobody is told that their write is durable."""
+    """No write of a batch that cannot be committed is reported as durable."""
     async with open_store(small_disk / "store.db", maintenance=False) as store:
         await store.create_session(NewSession(id="s", source="x"))
         kept: list[int] = []
@@ -155,3 +161,78 @@ def test_a_size_limit_counts_as_a_full_disk(tmp_path: Path) -> None:
     assert 0 < int(kept) < 1000
     assert int(stored) == int(kept) + 1
     assert last == "there is space again"
+
+
+class FailingRollbacks:
+    """Lets the second statement of a transaction fail, and then as many rollbacks as it is told."""
+
+    def __init__(self, store: SqliteStore, rollbacks: int) -> None:
+        self._db: Any = cast("Any", store._writer)._db
+        self._rollbacks = rollbacks
+        self._writes = 0
+        self._hook = self._trace
+        self._db.exec_trace = self._hook
+
+    def _trace(self, cursor: object, sql: str, bindings: object) -> bool:
+        if sql.startswith("ROLLBACK") and not sql.startswith("ROLLBACK TO") and self._rollbacks:
+            self._rollbacks -= 1
+            raise apsw.IOError("the disk is away")
+        if sql.startswith(("INSERT", "UPDATE")) and self._db.in_transaction:
+            self._writes += 1
+            if self._writes == 2:
+                raise apsw.BusyError("the disk is busy")
+        return True
+
+
+async def _alone(store: SqliteStore) -> None:
+    """Make the next write one that has no others to share its transaction with."""
+    for number in range(2):
+        await store.record_delivery("route", f"earlier {number}")
+
+
+def _delivery() -> NewMessage:
+    return NewMessage(inbox="webhook", session_key="key", routing=SessionContext(), text="hello")
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+async def test_what_could_not_be_rolled_back_is_never_read(tmp_path: Path, in_memory: bool) -> None:
+    """A delivery whose write failed is not known, although its rollback failed, too: the sender's next attempt is accepted."""
+    path = None if in_memory else tmp_path / "store.db"
+    async with open_store(path, runner=Runner.INLINE, maintenance=False) as store:
+        await _alone(store)
+        failing = FailingRollbacks(store, rollbacks=1)
+        with pytest.raises(StoreError, match="locked"):
+            await store.accept_delivery("route", "d1", _delivery())
+        assert failing._rollbacks == 0
+        assert not await store.delivery_known("route", "d1")
+        assert await store.accept_delivery("route", "d1", _delivery()) is not None
+
+
+async def test_a_read_fails_while_a_transaction_cannot_be_rolled_back(tmp_path: Path) -> None:
+    """It has nothing true to tell. Afterwards reads work again."""
+    async with open_store(None) as store:
+        await _alone(store)
+        FailingRollbacks(store, rollbacks=2)
+        with pytest.raises(StoreError, match="locked"):
+            await store.accept_delivery("route", "d1", _delivery())
+        with pytest.raises(StoreError, match="away"):
+            await store.delivery_known("route", "d1")
+        assert not await store.delivery_known("route", "d1")
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+async def test_the_write_after_a_failed_rollback_succeeds(tmp_path: Path, in_memory: bool) -> None:
+    """It rolls back first: its own transaction begins, and has nothing of the failed one. So does maintenance, which needs no transaction."""
+    path = None if in_memory else tmp_path / "store.db"
+    async with open_store(path, runner=Runner.INLINE, maintenance=False) as store:
+        for number in range(2):
+            await _alone(store)
+            FailingRollbacks(store, rollbacks=1)
+            with pytest.raises(StoreError, match="locked"):
+                await store.accept_delivery("route", f"d{number}", _delivery())
+            if number:
+                await store._writer.submit(checkpoint, weight=Weight.BARE)
+            else:
+                await store.record_delivery("route", "other")
+        assert not await store.delivery_known("route", "d0")
+        assert not await store.delivery_known("route", "d1")

@@ -7,6 +7,9 @@ import sqlite3
 import stat
 import subprocess
 import sys
+import time
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import apsw
@@ -21,8 +24,10 @@ from hermes_trio.store import (
     StoreReadOnly,
     open_store,
 )
+from hermes_trio.store.errors import StoreReplaced
 from hermes_trio.store.ownership import owner_pid
-from hermes_trio.store.sqlite.files import connect, enter_wal
+from hermes_trio.store.sqlite import files
+from hermes_trio.store.sqlite.files import DatabaseFile, connect, enter_wal
 from hermes_trio.store.sqlite.migrations import MIGRATIONS
 from hermes_trio.store.sqlite.rows import Database, many, one, write
 from hermes_trio.store.sqlite.schema import APPLICATION_ID, VERSION, migrate, version_of
@@ -79,7 +84,7 @@ async def test_a_reader_is_harmless(tmp_path: Path) -> None:
 
 
 async def test_a_short_lock_of_another_process_is_waited_for(tmp_path: Path) -> None:
-    """Somebody who writes by hand delays a write; it is not lost."""
+    """Another program that writes to the file delays a write; it is not lost."""
     path = tmp_path / "store.db"
     async with open_store(path) as store:
         script = (
@@ -100,7 +105,7 @@ async def test_a_short_lock_of_another_process_is_waited_for(tmp_path: Path) -> 
 
 
 async def test_the_files_are_for_their_owner_alone(tmp_path: Path) -> None:
-    """Transcripts and keys are nobody else's business."""
+    """Only the owner can read transcripts and keys."""
     path = tmp_path / "store.db"
     async with open_store(path) as store:
         await store.set_meta("a", "1")
@@ -238,3 +243,169 @@ async def test_the_database_of_another_program_is_left_alone(tmp_path: Path) -> 
             pass
     assert path.read_bytes() == before
     assert not path.with_name("state.db-wal").exists()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A database file, with its log beside it."""
+    return _opened(tmp_path / "home")
+
+
+def _opened(home: Path) -> Path:
+    home.mkdir()
+    path = home / "store.db"
+    path.write_bytes(b"rows")
+    (home / "store.db-wal").write_bytes(b"log")
+    return path
+
+
+def _remove(path: Path) -> None:
+    path.unlink()
+
+
+def _replace(path: Path) -> None:
+    other = path.with_name("other")
+    other.write_bytes(path.read_bytes())
+    other.rename(path)
+
+
+def _move_directory(path: Path) -> None:
+    path.parent.rename(path.parent.with_name("elsewhere"))
+
+
+def _replace_directory(path: Path) -> None:
+    _move_directory(path)
+    _opened(path.parent)
+
+
+@pytest.mark.parametrize("name", ["store.db", "store.db-wal"])
+@pytest.mark.parametrize("change", [_remove, _replace, _move_directory, _replace_directory])
+@pytest.mark.parametrize("linked", [False, True], ids=["file", "link"])
+def test_a_file_that_loses_its_name_is_noticed_by_the_next_check(
+    path: Path, name: str, change: Callable[[Path], None], linked: bool
+) -> None:
+    """Although the directory was trusted: of the file, of its log, of the directory, and behind a link."""
+    opened = path
+    if linked:
+        opened = path.parent.with_name("link.db")
+        opened.symlink_to(path)
+    with closing(DatabaseFile(str(opened), clock=lambda: time.time() + 10)) as file:
+        file.check()
+        file.check()
+        change(path.with_name(name))
+        for _ in range(2):
+            with pytest.raises(StoreReplaced):
+                file.check()
+
+
+def test_a_file_that_gets_its_name_back_is_accepted(path: Path) -> None:
+    """What was moved away and back is the same file."""
+    with closing(DatabaseFile(str(path), clock=lambda: time.time() + 10)) as file:
+        file.check()
+        path.rename(path.with_name("away"))
+        with pytest.raises(StoreReplaced):
+            file.check()
+        path.with_name("away").rename(path)
+        file.check()
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the files that were read."""
+    read: list[str] = []
+    stat_of = os.stat
+
+    def counted(path: str) -> os.stat_result:
+        read.append(os.path.basename(path))
+        return stat_of(path)
+
+    monkeypatch.setattr(files.os, "stat", counted)
+    return read
+
+
+def test_the_files_are_read_only_if_their_directory_has_changed(path: Path, read: list[str]) -> None:
+    """And once a second."""
+    now = time.time() + 10
+    with closing(DatabaseFile(str(path), clock=lambda: now)) as file:
+        read.clear()
+        file.check()
+        both = ["store.db", "store.db-wal"]
+        assert read == both
+        for _ in range(3):
+            file.check()
+        assert read == both
+        (path.parent / "other").touch()
+        file.check()
+        assert read == both * 2
+        now += 1
+        file.check()
+        assert read == both * 3
+
+
+def test_the_files_are_always_read_if_their_directory_may_not_be(
+    path: Path, read: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A directory that can only be entered."""
+
+    def refuse(*_: object) -> int:
+        raise PermissionError
+
+    monkeypatch.setattr(files.os, "open", refuse)
+    with closing(DatabaseFile(str(path), clock=lambda: time.time() + 10)) as file:
+        read.clear()
+        file.check()
+        file.check()
+        assert read == ["store.db", "store.db-wal"] * 2
+        path.unlink()
+        with pytest.raises(StoreReplaced):
+            file.check()
+
+
+def _hold_time(monkeypatch: pytest.MonkeyPatch, directory: Path, *, grain: int = 1) -> float:
+    """Let no change of the directory be seen in its time, which is a multiple of `grain` nanoseconds; return this time."""
+    held = os.stat(directory)
+    changed = held.st_ctime_ns // grain * grain
+    result = os.stat_result(tuple(held), {"st_ctime_ns": changed})
+
+    def held_still(_: int) -> os.stat_result:
+        return result
+
+    monkeypatch.setattr(files.os, "fstat", held_still)
+    return changed / 1e9
+
+
+@pytest.mark.parametrize(("grain", "later"), [(1, 0.04), (1_000_000_000, 2.0)], ids=["nanoseconds", "seconds"])
+def test_a_directory_that_changed_a_moment_ago_is_not_trusted(
+    path: Path, monkeypatch: pytest.MonkeyPatch, grain: int, later: float
+) -> None:
+    """Another change within the same tick of the clock would leave its time the same; on some file systems, within the same seconds."""
+    changed = _hold_time(monkeypatch, path.parent, grain=grain)
+    with closing(DatabaseFile(str(path), clock=lambda: changed + later)) as file:
+        file.check()
+        path.unlink()
+        with pytest.raises(StoreReplaced):
+            file.check()
+
+
+def test_an_unchanged_directory_is_trusted_for_a_second(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file system that does not note changes of directories delays the notice by no more."""
+    now = _hold_time(monkeypatch, path.parent) + 10
+    with closing(DatabaseFile(str(path), clock=lambda: now)) as file:
+        file.check()
+        path.unlink()
+        now += 0.9
+        file.check()
+        now += 0.1
+        with pytest.raises(StoreReplaced):
+            file.check()
+
+
+def test_a_clock_that_is_set_back_lets_nothing_pass(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The files are read when the second can no longer be told."""
+    now = _hold_time(monkeypatch, path.parent) + 3600
+    with closing(DatabaseFile(str(path), clock=lambda: now)) as file:
+        file.check()
+        path.unlink()
+        now -= 1800
+        with pytest.raises(StoreReplaced):
+            file.check()

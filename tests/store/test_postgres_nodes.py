@@ -24,13 +24,16 @@ pytest.importorskip("psycopg", reason="the extra `postgres` is not installed")
 from hermes_trio.runtime.errors import Fenced, SessionHeld
 from hermes_trio.runtime.ports import Message, NewReply, NodeRequest
 from hermes_trio.store import AlreadyStarted, ApprovalChoice, NewApproval, NewSession, Page
+from hermes_trio.store.errors import StoreUnavailable
+from hermes_trio.store.postgres.errors import LinkBroken
 from hermes_trio.store.postgres.link import open_link
+from hermes_trio.store.postgres.reconnecting_link import ReconnectingLink
 from hermes_trio.store.postgres.store import PostgresStore, open_postgres
 from hermes_trio.store.records import InboxState, OutboxState
+from tests.database_proxy import database_proxy
 from tests.postgres_server import PostgresServer
 
 from .paused_node import LEASE
-from .postgres_proxy import losing_proxy
 from .turns import context, finish, message, run, start
 
 pytestmark = pytest.mark.slow
@@ -184,7 +187,7 @@ async def stopped_in_transaction(url: str, node: PostgresStore, statement: str, 
 async def test_a_node_joins_beside_one_that_was_stopped_in_the_middle_of_a_unit(
     postgres: PostgresServer, postgres_url: str
 ) -> None:
-    """Whoever joins, reaps or leaves ends the sessions of nodes that have expired first, and waits for no timeout of theirs."""
+    """A node that joins, reaps or leaves first ends the database sessions of expired nodes, and waits for none of their time-outs."""
     database = postgres_url.rpartition("/")[2]
     for act in ("recover", "reap", "leave"):
         async with some_nodes(postgres_url, 2) as (one, two):
@@ -204,7 +207,7 @@ async def test_a_node_joins_beside_one_that_was_stopped_in_the_middle_of_a_unit(
 async def test_the_session_that_renews_a_lease_can_be_told_by_its_node(
     postgres: PostgresServer, postgres_url: str
 ) -> None:
-    """A node that is stopped in the middle of a heartbeat holds its own row: whoever takes over must find that session, too."""
+    """A node that is stopped in the middle of a heartbeat holds a lock on its own row: the node that takes over must end that session, too."""
     async with some_nodes(postgres_url, 1) as (node,):
         await node.recover("epoch")
         names = f"SELECT count(*) FROM pg_stat_activity WHERE application_name = 'hermes-trio {node.owner}'"
@@ -212,6 +215,22 @@ async def test_the_session_that_renews_a_lease_can_be_told_by_its_node(
         await node.renew_node({})
         await node.probe()
         assert postgres.execute(names) == "2"
+
+
+async def test_a_heartbeat_that_is_cancelled_holds_nothing_afterwards(postgres_url: str) -> None:
+    """A node that drains while a heartbeat is under way leaves at once: the transaction of the heartbeat ends with its caller."""
+    async with some_nodes(postgres_url, 1) as (node,):
+        await node.recover("epoch")
+        async with stopped_in_transaction(
+            postgres_url, node, "SELECT 1 FROM nodes WHERE incarnation = $1 FOR UPDATE", node.owner
+        ):
+            with trio.move_on_after(0.2) as bound:
+                await node.renew_node({})
+            assert bound.cancelled_caught
+        with trio.fail_after(5):
+            await node.leave_node("epoch")
+            await node.recover("again")
+            await node.renew_node({})
 
 
 async def test_every_other_claim_has_one_winner(postgres: PostgresServer, postgres_url: str) -> None:
@@ -260,7 +279,7 @@ async def _claim_everything(nodes: list[PostgresStore], name: str) -> None:
 
 async def _write_under_losses(server: PostgresServer, url: str, losses: int) -> tuple[int, int, int]:
     """Write numbered messages through a proxy that loses answers; return how many were lost, were doubled, and how often an answer was lost."""
-    async with losing_proxy(server.port) as proxy:
+    async with database_proxy(server.port) as proxy:
         through = url.replace(f":{server.port}/", f":{proxy.port}/")
         done: list[str] = []
         async with open_postgres(through, maintenance=False) as store:
@@ -296,7 +315,7 @@ async def test_a_lost_answer_neither_loses_nor_doubles_a_write(postgres: Postgre
 
 async def test_a_lost_answer_keeps_no_node_from_joining(postgres: PostgresServer, postgres_url: str) -> None:
     """The transactions that make a node's row, begin its incarnation and renew its lease are run again when their answer is lost: one node is there."""
-    async with losing_proxy(postgres.port) as proxy:
+    async with database_proxy(postgres.port) as proxy:
         through = postgres_url.replace(f":{postgres.port}/", f":{proxy.port}/")
         proxy.lose = 1
         async with open_postgres(through, maintenance=False) as store:
@@ -308,6 +327,40 @@ async def test_a_lost_answer_keeps_no_node_from_joining(postgres: PostgresServer
             assert await store.renew_node({}) is None
             assert proxy.lost == 3
             assert [node.incarnation for node in await store.list_nodes()] == [store.owner]
+
+
+async def test_connections_whose_other_side_is_gone_cost_no_lease(postgres: PostgresServer, postgres_url: str) -> None:
+    """A proxy keeps connections open and forwards nothing: a heartbeat finds out, and what waited for an answer goes on, on new connections."""
+    async with database_proxy(postgres.port) as proxy:
+        through = postgres_url.replace(f":{postgres.port}/", f":{proxy.port}/")
+        async with open_postgres(through, maintenance=False, lease_seconds=3.0) as store:
+            await store.recover("epoch")
+            proxy.freeze()
+            with trio.fail_after(10):
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(store.set_meta, "key", "value")
+                    nursery.start_soon(store.list_nodes)
+                    with pytest.raises(StoreUnavailable):
+                        await store.renew_node({})
+                    assert await store.renew_node({}) is None
+            assert await store.get_meta("key") == "value"
+
+
+async def test_an_answer_that_is_overdue_ends_its_connection(postgres: PostgresServer, postgres_url: str) -> None:
+    """Also without a heartbeat, and only if the server owes one."""
+    async with database_proxy(postgres.port) as proxy, trio.open_nursery() as nursery:
+        through = postgres_url.replace(f":{postgres.port}/", f":{proxy.port}/")
+        line = ReconnectingLink("reads", through, "the test's", {}, answer_seconds=0.1)
+        await nursery.start(line.keep)
+        with trio.fail_after(10):
+            first = await line.link(1)
+            await trio.sleep(0.3)
+            assert await first.run("SELECT 1") == [(1,)]
+            proxy.freeze()
+            with pytest.raises(LinkBroken, match="has not answered"):
+                await first.run("SELECT 1")
+            assert await (await line.link(5)).run("SELECT 1") == [(1,)]
+        line.close()
 
 
 async def test_without_the_marker_lost_answers_double_writes(postgres: PostgresServer, postgres_url: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,15 +12,11 @@ import trio
 
 pytest.importorskip("psycopg", reason="the extra `postgres` is not installed")
 
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
-
 from hermes_trio.runtime.ports import Message
 from hermes_trio.store import NewSession
 from hermes_trio.store.errors import StoreUnavailable
 from hermes_trio.store.postgres.store import open_postgres
+from tests.certificates import make_certificate
 from tests.postgres_server import PASSWORD, PostgresServer
 
 pytestmark = pytest.mark.slow
@@ -30,28 +25,10 @@ SSL_REQUEST = b"\x00\x00\x00\x08\x04\xd2\x16\x2f"
 """With this a client asks a PostgreSQL server for TLS, before anything else."""
 
 
-def make_certificate(folder: Path) -> ssl.SSLContext:
-    """A certificate for localhost that signs itself; returns a server's context with it, and leaves it in `folder`."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
-    now = datetime.datetime.now(datetime.UTC)
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    (folder / "cert.pem").write_bytes(made.public_bytes(serialization.Encoding.PEM))
-    (folder / "key.pem").write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    )
+def server_context(folder: Path) -> ssl.SSLContext:
+    """A server's context with a certificate for localhost that signs itself; the certificate is in `folder`."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(folder / "cert.pem", folder / "key.pem")
+    context.load_cert_chain(*make_certificate(folder))
     return context
 
 
@@ -108,7 +85,7 @@ async def tls_front(target: int, context: ssl.SSLContext) -> AsyncIterator[TlsFr
 
 async def test_a_store_behind_tls_writes_and_reads(postgres: PostgresServer, postgres_url: str, tmp_path: Path) -> None:
     """All connections use TLS; many tasks write and read texts larger than a TLS record at once, and nothing is lost or mixed up."""
-    context = make_certificate(tmp_path)
+    context = server_context(tmp_path)
     async with tls_front(postgres.port, context) as front:
         through = postgres_url.replace(f":{postgres.port}/", f":{front.port}/") + "?sslmode=require"
         async with open_postgres(through, maintenance=False) as store:
@@ -130,7 +107,7 @@ async def test_a_certificate_is_checked_if_that_is_asked_for(
     postgres: PostgresServer, postgres_url: str, tmp_path: Path
 ) -> None:
     """`verify-full` takes the certificate of a host that it was made for, and refuses it for another name; a server without TLS is refused, too."""
-    context = make_certificate(tmp_path)
+    context = server_context(tmp_path)
     async with tls_front(postgres.port, context) as front:
         address = postgres_url.replace(f"127.0.0.1:{postgres.port}/", f"localhost:{front.port}/")
         checked = f"{address}?sslmode=verify-full&sslrootcert={tmp_path / 'cert.pem'}&hostaddr=127.0.0.1"

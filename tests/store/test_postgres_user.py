@@ -1,4 +1,4 @@
-"""The PostgreSQL server of the tests as an ordinary user: the other tests start it as whoever runs them, which is often root."""
+"""The PostgreSQL server of the tests as an ordinary user: the other tests start it as the user that runs them, which is often root."""
 
 from __future__ import annotations
 

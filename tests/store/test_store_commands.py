@@ -75,6 +75,29 @@ def test_list_shows_sessions_and_selects(command: Run) -> None:
     assert [s["id"] for s in json.loads(command("sessions", "list", "--source", "telegram", "--json"))] == ["old"]
 
 
+HOSTILE = "\x1b]0;title\x07\x1b[2J\x9b31m\u202ewalrus\r\x08"
+"""Sets the title of a terminal, clears its screen, colours it and turns the line around."""
+
+
+def test_no_text_of_a_conversation_controls_the_terminal(home: Path, command: Run) -> None:
+    """Control and bidirectional characters of messages are shown as spaces; JSON for programs has them."""
+
+    async def fill_hostile() -> None:
+        async with open_store(home / "state.db", maintenance=False) as store:
+            await store.create_session(NewSession(id="hostile", source="api_server"))
+            await store.append_messages("hostile", [Message(role="user", content=f"first line\n{HOSTILE} 👩\u200d💻")])
+
+    trio.run(fill_hostile)
+    for words in (("list",), ("search", "walrus"), ("show", "hostile")):
+        shown = command("sessions", *words)
+        assert "walrus" in shown
+        assert not set("\x1b\x07\x9b\u202e\r\x08") & set(shown), words
+    assert "first line\n" in command("sessions", "show", "hostile")
+    assert "👩\u200d💻" in command("sessions", "show", "hostile")
+    found = json.loads(command("sessions", "show", "hostile", "--json"))
+    assert HOSTILE in found["messages"][0]["text"]
+
+
 RUN = "run_0123456789abcdef0123456789abcdef"
 CHAT = "agent:main:" + "x" * 100
 
@@ -233,6 +256,17 @@ async def test_a_backup_is_taken_beside_a_writing_server(home: Path, command: Ru
         assert await store.get_session("live") is not None
 
 
+def test_a_backup_without_a_file(command: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file needs a name. For a database, the command that copies it is printed, without the password, and can be run as it is."""
+    with pytest.raises(StoreError, match="hermes-trio backup FILE"):
+        command("backup")
+    monkeypatch.setenv("HERMES_STORE_URL", "postgresql://keeper:secret-word@db.example:5433/store")
+    printed = command("backup")
+    assert printed.startswith("pg_dump --format=custom --schema=hermes_trio ")
+    assert "--host=db.example --port=5433 --username=keeper --dbname=store\n" in printed
+    assert "secret-word" not in printed
+
+
 def test_doctor_finds_a_sound_store(command: Run) -> None:
     """Integrity, sizes, what is stuck and what retention will remove."""
     found = json.loads(command("doctor", "--json"))
@@ -282,6 +316,7 @@ def test_the_port_is_what_the_backend_offers() -> None:
         "secret",
         "owner",
         "lease_seconds",
+        "node_name",
     }  # attributes of the open store
     assert offered == promised
     for name in sorted(promised):

@@ -53,9 +53,9 @@ class SlowWorker:
         assert self._free
         self._free = False
         self._done = trio.Event()
-        self._nursery.start_soon(self._work_off, work)
+        self._nursery.start_soon(self._run_piece, work)
 
-    async def _work_off(self, work: Callable[[], Any]) -> None:
+    async def _run_piece(self, work: Callable[[], Any]) -> None:
         self._pieces += 1
         for _ in range(self._delays[self._pieces % len(self._delays)]):
             await trio.lowlevel.cancel_shielded_checkpoint()

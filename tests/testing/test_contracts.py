@@ -1,9 +1,9 @@
-"""The published contracts hold for what we ship, and fail for what breaks them."""
+"""The published contracts pass for the stores and adapters of this package, and fail for broken ones."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ class TestStoreInAFile(GatewayStoreContract):
 
 
 class TestStoreInMemory(GatewayStoreContract):
-    """The store of a runtime that was given none."""
+    """The default store of a runtime."""
 
     durable = False
 
@@ -36,7 +36,7 @@ class TestStoreInMemory(GatewayStoreContract):
 
 
 class TestSlowStore(StoreContract):
-    """A store that takes its time for every write: nothing that is promised depends on it."""
+    """A store with slow writes: the contract does not depend on their speed."""
 
     def open_store(self, path: Path) -> AbstractAsyncContextManager[RuntimeStore]:
         faults = StoreFaults()
@@ -58,7 +58,7 @@ class TestSharedStore(NodeStoreContract):
 
 
 async def test_the_contract_of_a_gateways_store_uses_every_verb(tmp_path: Path) -> None:
-    """A verb that is added to the port without a promise in the contract is found here."""
+    """The contract calls every verb of the port."""
     faults = StoreFaults()
 
     class Counted(TestStoreInMemory):
@@ -66,11 +66,11 @@ async def test_the_contract_of_a_gateways_store_uses_every_verb(tmp_path: Path) 
             return faults.around(super().open_store(path))
 
     contract = Counted()
-    restarts = {"test_what_was_written_is_there_after_a_restart", "test_no_query_is_an_error"}
-    restarts.add("test_a_reply_that_was_under_way_is_sent_again_with_a_label")
     for name in dir(contract):
-        if name.startswith("test_") and name not in restarts:
-            await getattr(contract, name)(tmp_path)
+        if name.startswith("test_") and name != "test_no_query_is_an_error":
+            # Tests of a restart skip themselves for a store in memory.
+            with suppress(pytest.skip.Exception):
+                await getattr(contract, name)(tmp_path)
 
     class CountedNodes(TestSharedStore):
         @asynccontextmanager
@@ -133,7 +133,7 @@ class TestMailbox(AdapterContract):
 async def test_an_adapter_that_moves_its_cursor_too_early_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The contract fails for an adapter that notes a message as read before it was taken."""
+    """The contract fails for an adapter that acknowledges a message before the hub has accepted it."""
     mailbox: Any = _mailbox_class(monkeypatch)
 
     class Hasty(mailbox):

@@ -1,4 +1,4 @@
-"""The store that fails on purpose: every verb can be made to fail, before or after its commit, slowly, or for want of space."""
+"""Fault injection: every verb of a store can be made to fail before or after its commit, to be slow, or to find the disk full."""
 
 import inspect
 import re
@@ -14,7 +14,7 @@ from tests.store.turns import finish, message, start
 
 
 async def test_every_verb_of_the_port_can_be_made_to_fail():
-    """No verb is forgotten: each is forwarded to the wrapped store, and each is stopped before it when a rule says so."""
+    """Every verb is forwarded to the wrapped store, and every verb raises before it if a rule applies."""
     called: list[str] = []
 
     class Recorder:
@@ -60,7 +60,7 @@ def _source(verb: str) -> str:
 
 
 async def test_a_fault_before_the_commit_leaves_nothing_and_one_after_it_leaves_everything():
-    """The caller sees an error both times; only the second write is there, and its error says that this is not known."""
+    """The caller gets an error both times; only the second write is stored, and its error is `CommitUncertain`."""
     faults = StoreFaults()
     async with faults.around(open_store(None)) as store:
         faults.fail("finish_turn")
@@ -95,7 +95,7 @@ async def test_a_rule_counts():
 
 
 async def test_a_seed_repeats_its_faults():
-    """The same seed and the same calls meet the same faults; another seed meets others."""
+    """The same seed and the same calls give the same faults; another seed gives others."""
 
     async def run(seed: int) -> list[int]:
         faults = StoreFaults(seed=seed)
@@ -115,7 +115,7 @@ async def test_a_seed_repeats_its_faults():
 
 
 async def test_a_full_store_reads_and_works_again_when_healed():
-    """Writes raise `StoreFull` and leave nothing; reads go on; after `heal` everything works."""
+    """Writes raise `StoreFull` and store nothing; reads succeed; after `heal` everything works."""
     faults = StoreFaults()
     async with faults.around(open_store(None)) as store:
         faults.full()
@@ -166,13 +166,13 @@ async def test_a_runtime_runs_on_it(virtual_clock: trio.testing.MockClock):
 
 
 def test_a_verb_that_does_not_exist_is_refused():
-    """A rule that could never apply would be a test that cannot fail."""
+    """A rule for a verb that does not exist is refused: it would never apply."""
     with pytest.raises(ValueError, match="did you mean 'finish_turn'"):
         StoreFaults().fail("finish_turns")
 
 
 async def test_the_body_raises_its_own_exception():
-    """What the body raises comes out as it is, not in a group."""
+    """An exception of the body is raised as it is, not in a group."""
     with pytest.raises(KeyError):
         async with StoreFaults().around(open_store(None)):
             raise KeyError("mine")

@@ -1,4 +1,4 @@
-"""The plugin fails the very test that left something behind, and says what it was."""
+"""The plugin fails the test that leaks, and names the leak."""
 
 import threading
 
@@ -108,7 +108,7 @@ def test_a_clean_test_passes_and_the_fixtures_work_together(pytester: pytest.Pyt
 
 
 def test_ambient_identity_is_refused_inside_a_turn_and_nowhere_else(pytester: pytest.Pytester):
-    """chdir, putenv and unsetenv fail in a turn; outside they are nobody's business."""
+    """chdir, putenv and unsetenv fail in a turn, and work outside of one."""
     pytester.makepyfile(
         """
         import os
@@ -183,7 +183,7 @@ COMMON = ("-p", "no:cacheprovider")
 
 
 def test_a_fixture_without_trio_mode_says_what_to_add(pytester: pytest.Pytester):
-    """A newcomer reads one sentence, not a coroutine that was never awaited."""
+    """The error is one sentence about the configuration, not a coroutine that was never awaited."""
     pytester.makepyfile("async def test_it(runtime): ...")
     result = pytester.runpytest_subprocess(*COMMON)
     assert result.ret != 0
@@ -197,7 +197,7 @@ def test_a_fixture_without_trio_mode_says_what_to_add(pytester: pytest.Pytester)
 
 
 def test_a_test_over_its_limit_fails_alone_with_the_tree(pytester: pytest.Pytester):
-    """The limit is ours: it fails one test, shows what it waited for, and the next test runs."""
+    """The limit fails one test and prints what it waited for; the next test runs."""
     pytester.makepyfile(
         """
         import time, threading, pytest
@@ -224,7 +224,7 @@ def test_a_test_over_its_limit_fails_alone_with_the_tree(pytester: pytest.Pytest
 
 
 def test_the_marker_limits_asyncio_tests_and_refuses_what_it_cannot_limit(pytester: pytest.Pytester):
-    """A limit that was asked for is kept, or the test says that it cannot be. It does not switch the leak check on."""
+    """A limit is enforced, or the test fails because it cannot be. It does not enable the leak check."""
     pytester.makepyfile(
         """
         import asyncio, pytest, socket
@@ -267,7 +267,7 @@ def test_the_marker_limits_asyncio_tests_and_refuses_what_it_cannot_limit(pytest
 
 
 def test_a_thread_that_got_the_ident_of_an_earlier_one_is_caught():
-    """A thread that was there before the test ends in it, and the next one gets its ident: it is another thread all the same."""
+    """A thread that was there before the test ends in it, and the next one gets its ident: it is still recognised as another thread."""
     first, second = threading.Event(), threading.Event()
     before = threading.Thread(target=first.wait, daemon=True)
     before.start()

@@ -109,7 +109,8 @@ async def call(box: Toolbox, turn: Turn, tool: str, arguments: Mapping[str, Any]
 async def open_bench(
     *,
     table: Mapping[str, Any] | None = None,
-    consent: ApprovalSettings | None = None,
+    policy: ApprovalSettings | None = None,
+    bypass: bool = False,
     approval_seconds: float = 60.0,
     mcp: McpSettings | None = None,
     environment: Mapping[str, str] | None = None,
@@ -128,7 +129,7 @@ async def open_bench(
         async with open_toolbox(
             runtime,
             ToolSettings.read(table or {}),
-            review=CommandReview(approvals=approvals, settings=consent),
+            review=CommandReview(approvals=approvals, settings=policy, bypass=bypass),
             mcp=mcp,
             environment=environment,
             more=more,

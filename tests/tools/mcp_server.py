@@ -6,6 +6,7 @@ import os
 import sys
 
 import anyio
+from mcp import MCPError
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 
@@ -22,6 +23,12 @@ def add(a: int, b: int) -> int:
 def fail(reason: str) -> str:
     """Fail with a reason."""
     raise ToolError(reason)
+
+
+@server.tool()
+def refuse(reason: str, code: int) -> str:
+    """Answer the call with an error of the protocol."""
+    raise MCPError(code, reason)
 
 
 @server.tool()

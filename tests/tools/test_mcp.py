@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -110,6 +110,65 @@ async def test_a_server_that_dies_is_an_error_and_comes_back() -> None:
         await until(lambda: link.connections == 2 and link.state is LinkState.READY, 20)
         assert gone(first)
         assert (await use(bench, "mcp_sample_add", a=1, b=1))["result"] == "2"
+
+
+@pytest.mark.parametrize("transport", ["stdio", "http"])
+async def test_an_error_of_one_call_is_told_to_its_caller_alone(transport: str) -> None:
+    """Whatever its code, also that of a closed connection: the link stays, and the next caller hears nothing of it."""
+    async with AsyncExitStack() as stack:
+        settings, name = stdio(), "sample"
+        if transport == "http":
+            port, _ = await stack.enter_async_context(http_server())
+            settings, name = over_http(port), "web"
+        bench = await stack.enter_async_context(open_bench(mcp=settings))
+        link = bench.box.links.links[name]
+        for code in (-32000, -32602):
+            refused = await use(bench, f"mcp_{name}_refuse", reason="the word is swordfish", code=code)
+            assert "swordfish" in refused["error"]
+            assert (await use(bench, f"mcp_{name}_add", a=1, b=1)).get("result") == "2"
+        assert (link.connections, link.problem) == (1, "")
+
+
+MISMATCH = """
+import json, sys
+schema = {"type": "object", "properties": {"n": {"type": "integer"}}}
+tool = {"name": "count", "inputSchema": {"type": "object"}, "outputSchema": schema}
+for line in sys.stdin:
+    asked = json.loads(line)
+    match asked["method"]:
+        case "initialize":
+            version = asked["params"]["protocolVersion"]
+            result = {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": {"name": "x", "version": "1"}}
+        case "tools/list":
+            result = {"tools": [tool]}
+        case "tools/call":
+            result = {"content": [], "structuredContent": {"n": asked["params"]["arguments"]["n"]}}
+        case _:
+            result = {}
+    if "id" in asked:
+        print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": result}), flush=True)
+"""
+
+
+async def test_a_result_that_does_not_match_its_schema_is_told_to_its_caller_alone() -> None:
+    """It is an error of the call; the link stays."""
+    async with open_bench(mcp=stdio(args=["-c", MISMATCH])) as bench:
+        link = bench.box.links.links["sample"]
+        assert "swordfish" in (await use(bench, "mcp_sample_count", n="swordfish"))["error"]
+        assert (await use(bench, "mcp_sample_count", n=3))["structured_content"] == {"n": 3}
+        assert (link.connections, link.problem) == (1, "")
+
+
+async def test_the_last_output_of_a_server_is_told_to_no_other_caller() -> None:
+    """It may quote a call. Operators see it, callers that come later are told that the connection was lost."""
+    async with open_bench(mcp=stdio()) as bench:
+        link = bench.box.links.links["sample"]
+        await use(bench, "mcp_sample_die")
+        await until(lambda: link.state is LinkState.BROKEN)
+        assert "I am going down" in link.problem
+        error = (await use(bench, "mcp_sample_add", a=1, b=1))["error"]
+        assert "the connection was lost" in error
+        assert "I am going down" not in error
 
 
 async def test_lost_and_recovered_is_logged_and_shown_by_name(caplog: pytest.LogCaptureFixture) -> None:

@@ -125,7 +125,7 @@ async def test_wait_for_the_end() -> None:
 
 
 async def test_wait_that_times_out() -> None:
-    """TOOL-62, TOOL-63: a wait ends at its own time limit with what there is; the process goes on, and the notice still comes."""
+    """TOOL-62, TOOL-63: a wait ends at its own time limit with what there is; it is not stopped, and the notice still comes."""
     async with open_bench(table={"terminal": {"timeout": 1}}) as bench:
         started = await bench.run("echo begun; sleep 2", background=True, notify_on_complete=True)
         waited = await use(bench, "wait", started, timeout=9999)
@@ -138,7 +138,7 @@ async def test_wait_that_times_out() -> None:
 
 async def test_wait_does_not_hang_on_a_held_pipe() -> None:
     """H8: a wait keeps its own deadline although a descendant holds the pipe and writes nothing."""
-    async with open_bench(consent=ANYTHING, table={"terminal": {"leftover_grace": 30}}) as bench:
+    async with open_bench(policy=ANYTHING, table={"terminal": {"leftover_grace": 30}}) as bench:
         started = await bench.run("(sleep 60 &); exit 0", background=True)
         with trio.fail_after(5):
             assert (await use(bench, "wait", started, timeout=1))["status"] == "timeout"
@@ -147,7 +147,7 @@ async def test_wait_does_not_hang_on_a_held_pipe() -> None:
 
 async def test_a_stop_does_not_wait_for_leftovers() -> None:
     """A job whose command has exited is stopped at once, whatever its leftovers were allowed; its end stays an exit."""
-    async with open_bench(consent=ANYTHING, table={"terminal": {"leftover_grace": 60}}) as bench:
+    async with open_bench(policy=ANYTHING, table={"terminal": {"leftover_grace": 60}}) as bench:
         started = await bench.run("(sleep 60 &); exit 3", background=True, notify_on_complete=True)
         record = bench.box.processes.find(started["session_id"], "s1")
         assert record is not None
@@ -198,12 +198,12 @@ async def test_kill() -> None:
 
 async def test_kill_tells_sigkill_and_last_words_truthfully() -> None:
     """TOOL-76: a process that needs SIGKILL has -9; one that ends itself at SIGTERM has its own code and its last words."""
-    async with open_bench(consent=ANYTHING, table={"terminal": {"kill_grace": 0.3}}) as bench:
+    async with open_bench(policy=ANYTHING, table={"terminal": {"kill_grace": 0.3}}) as bench:
         deaf = await bench.run("trap '' TERM; echo up; while :; do sleep 1; done", background=True)
         await written(bench, deaf, "up")
         killed = await use(bench, "kill", deaf)
         assert (killed["exit_code"], killed["how"], killed["signal"]) == (-9, "SIGKILL", "SIGKILL")
-    async with open_bench(consent=ANYTHING) as bench:
+    async with open_bench(policy=ANYTHING) as bench:
         tidy = await bench.run(
             "trap 'echo tidied; exit 7' TERM; echo up; while :; do sleep 0.05; done", background=True
         )

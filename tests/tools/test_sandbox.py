@@ -410,8 +410,8 @@ async def test_limits_of_a_command() -> None:
             )
         )
         await bomb.wait_empty()
-        assert bomb.crowded is not None
-        assert bomb.crowded[1] == 20
+        assert bomb.count_exceeded is not None
+        assert bomb.count_exceeded[1] == 20
         assert not running("sleep 3600.0642")
 
 

@@ -159,7 +159,7 @@ def test_nothing_is_made_or_written_through_a_link(tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()
     (own / "tmp").symlink_to(home)
-    with pytest.raises(SpawnFailed, match="a link lies in its place"):
+    with pytest.raises(SpawnFailed, match="a symbolic link is in its place"):
         folders.make("one", "tmp")
     (own / "session.json").unlink()
     (own / "session.json").symlink_to(home / "written")
@@ -167,5 +167,5 @@ def test_nothing_is_made_or_written_through_a_link(tmp_path: Path) -> None:
     assert list(home.iterdir()) == []
     own.rename(tmp_path / "old")
     own.symlink_to(home)
-    with pytest.raises(SpawnFailed, match="a link lies in its place"):
+    with pytest.raises(SpawnFailed, match="a symbolic link is in its place"):
         folders.make("one", "work")

@@ -21,7 +21,7 @@ from hermes_trio.tools.warden import (
     open_warden,
     probe_protections,
 )
-from hermes_trio.tools.warden.daemon import descent
+from hermes_trio.tools.warden.daemon import process_table
 from hermes_trio.tools.warden.daemon.wire import Confinement, describe, mark, read_description
 
 from .bench_of_tools import until
@@ -53,7 +53,9 @@ async def run(warden: Warden, sandbox: Sandbox, command: str) -> str:
 def templates(warden: Warden) -> list[int]:
     """The live templates of a warden."""
     assert warden.warden_pid is not None
-    named = [(child, Path(f"/proc/{child.pid}/comm")) for child in descent.children(warden.warden_pid) if child.alive]
+    named = [
+        (child, Path(f"/proc/{child.pid}/comm")) for child in process_table.children(warden.warden_pid) if child.alive
+    ]
     return [child.pid for child, name in named if name.exists() and name.read_text() == "hermes-template\n"]
 
 

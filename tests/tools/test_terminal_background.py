@@ -202,7 +202,7 @@ async def test_overflow_is_routed_to_the_conversation(monkeypatch: pytest.Monkey
         await bench.run("echo hit; sleep 20", background=True, watch_patterns=["hit"], session="s2")
         notice = await next_notice(bench)
         assert (notice.notice, notice.session_key) == (NoticeKind.WATCH_OVERFLOW, "s2")
-        assert "matches are not told for 30 s" in notice.text
+        assert "matches are not reported for 30 s" in notice.text
 
 
 async def test_patterns_that_cannot_match_are_refused() -> None:
@@ -231,7 +231,7 @@ async def test_closing_its_output_is_no_exit(tmp_path: Path) -> None:
 
 async def test_descendants_do_not_outlive_the_command() -> None:
     """H7: what a background command leaves behind, re-parented or not, is ended when the command has exited."""
-    async with open_bench(consent=ANYTHING) as bench:
+    async with open_bench(policy=ANYTHING) as bench:
         started = await bench.run(
             "(sleep 77.0625 & echo one); (setsid sleep 78.0625 & echo two); sleep 0.2",
             background=True,
@@ -249,7 +249,7 @@ async def test_descendants_do_not_outlive_the_command() -> None:
 
 async def test_stopping_a_session_ends_its_processes_and_no_others() -> None:
     """H14, H28: a session's processes are stopped together, by session; another session's go on."""
-    async with open_bench(consent=ANYTHING) as bench:
+    async with open_bench(policy=ANYTHING) as bench:
         stubborn = [
             await bench.run("trap '' TERM; echo up; sleep 60 & wait; wait; sleep 60", background=True) for _ in range(4)
         ]

@@ -77,7 +77,7 @@ async def test_a_command_has_no_input_and_its_own_session() -> None:
 
 async def test_a_command_that_takes_too_long() -> None:
     """TOOL-20: at the time limit the whole group is ended, what it wrote is kept, and the exit code is 124."""
-    async with open_bench(consent=ANYTHING) as bench:
+    async with open_bench(policy=ANYTHING) as bench:
         result = await bench.run("echo begun; sh -c 'exec sleep 60.0625'", timeout=1)
         begun, note = result["output"].split("\n")
         assert (begun, result["exit_code"], result["error"]) == ("begun", 124, None)
@@ -125,7 +125,7 @@ async def test_stopping_the_turn_ends_the_command_and_keeps_its_output() -> None
 
 async def test_what_a_command_leaves_behind_ends_with_it() -> None:
     """TOOL-22, H7: output ends soon after the shell although a grandchild holds the pipe, and that grandchild is not left running."""
-    async with open_bench(consent=ANYTHING) as bench:
+    async with open_bench(policy=ANYTHING) as bench:
         code = "import os,time\nif os.fork(): print('parent done', flush=True); os._exit(0)\nos.setsid(); print('child too', flush=True); time.sleep(60.0626)"
         result = await bench.run(f'python3 -c "{code}"')
         assert "parent done" in result["output"]
@@ -167,7 +167,7 @@ async def test_benign_exit_codes_are_explained(command: str, code: int, words: s
 )
 async def test_what_would_detach_or_never_end_is_refused(command: str) -> None:
     """TOOL-26: in the foreground such commands are refused with the advice to use the background."""
-    async with open_bench(consent=ANYTHING) as bench:
+    async with open_bench(policy=ANYTHING) as bench:
         result = await bench.run(command)
         assert (result["exit_code"], result["status"]) == (-1, "error")
         assert "background=true" in result["error"]
@@ -175,7 +175,7 @@ async def test_what_would_detach_or_never_end_is_refused(command: str) -> None:
 
 async def test_stopping_the_gateway_is_refused() -> None:
     """TOOL-33: a command that would stop this very gateway is refused in every mode."""
-    async with open_bench(consent=ANYTHING) as bench:
+    async with open_bench(policy=ANYTHING) as bench:
         result = await bench.run("pkill -f hermes-trio")
         assert result["exit_code"] == 1
         assert "gateway" in result["error"]
@@ -183,7 +183,7 @@ async def test_stopping_the_gateway_is_refused() -> None:
 
 async def test_a_signal_is_told_as_such() -> None:
     """A command that a signal ended has the negative code and the signal's name."""
-    async with open_bench(consent=ANYTHING) as bench:
+    async with open_bench(policy=ANYTHING) as bench:
         result = await bench.run("python3 -c 'import os; os.kill(os.getppid(), 10)'; sleep 9")
         assert (result["exit_code"], result["signal"]) == (-10, "SIGUSR1")
 

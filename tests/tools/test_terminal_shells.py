@@ -72,7 +72,7 @@ async def test_commands_side_by_side_keep_each_others_changes(tmp_path: Path) ->
 )
 async def test_state_survives_the_ways_in_which_a_shell_ends(command: str) -> None:
     """State is learned from the shell itself, not from its output: after `exit`, `set -e`, `set -u`, traps, noclobber and worse."""
-    async with open_bench(consent=ApprovalSettings(mode=False)) as bench:
+    async with open_bench(policy=ApprovalSettings(mode=False)) as bench:
         await bench.run(command)
         assert (await bench.run("builtin echo $KEPT; builtin pwd"))["output"] == "1\n/usr"
 

@@ -14,6 +14,7 @@ from hermes_trio.runtime.outcome import JobState
 from hermes_trio.testing.fakes import FakeAdapter
 from hermes_trio.tools.registry import tool
 from hermes_trio.tools.settings import ToolSettings
+from hermes_trio.tools.toolbox import NAMES
 
 from .bench_of_tools import Bench, call, gone, open_bench, open_demo, tool_results, until
 
@@ -255,3 +256,15 @@ def test_mistakes_in_the_settings_are_named(table: dict[str, Any], words: str) -
     with pytest.raises(SettingsError) as caught:
         ToolSettings.read(table)
     assert words in str(caught.value)
+
+
+async def test_the_names_of_all_own_tools_are_reserved() -> None:
+    """`NAMES` has every tool of the toolbox, so that no plugin can take the name of one."""
+    found: set[str] = set()
+
+    async def body(turn: Turn) -> None:
+        found.update(bench.box.for_turn(turn))
+
+    async with open_bench() as bench:
+        await bench.in_turn(body)
+    assert found == set(NAMES)

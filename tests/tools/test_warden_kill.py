@@ -12,7 +12,7 @@ import trio
 from hermes_trio.tools.warden import ExitStatus, KillHow, KillReport, SpawnFailed, Stdin, open_warden
 from hermes_trio.tools.warden import custody as custody_module
 from hermes_trio.tools.warden import process as process_module
-from hermes_trio.tools.warden.daemon import descent
+from hermes_trio.tools.warden.daemon import process_table
 from tests.tools.warden_witness import (
     NASTY,
     appears,
@@ -208,7 +208,7 @@ async def test_a_warden_that_was_stopped(monkeypatch: pytest.MonkeyPatch) -> Non
     """If neither keeper nor warden answers, the server kills both and ends the job itself."""
     monkeypatch.setattr(process_module, "KEEPER_ANSWER_LIMIT", 0.2)
     monkeypatch.setattr(process_module, "WARDEN_ANSWER_LIMIT", 0.2)
-    monkeypatch.setattr(custody_module, "KEEPER_PATIENCE", 0.2)
+    monkeypatch.setattr(custody_module, "KEEPER_LIMIT", 0.2)
     mark = new_mark()
     with nothing_left():
         async with open_warden() as warden:
@@ -241,11 +241,11 @@ async def test_a_start_through_a_stopped_warden(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_recycled_number_is_not_signalled() -> None:
     """A signal meant for a process that is gone does not reach the one that has its number now."""
-    seen = descent.look(os.getpid())
+    seen = process_table.look(os.getpid())
     assert seen is not None
     seen.started -= 1
-    assert descent.send(seen, signal.SIGKILL) is False
-    assert descent._send_by_number(seen, signal.SIGKILL) is False
+    assert process_table.send(seen, signal.SIGKILL) is False
+    assert process_table._send_by_number(seen, signal.SIGKILL) is False
 
 
 def test_relatives_without_the_kernels_list(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,11 +254,11 @@ def test_relatives_without_the_kernels_list(monkeypatch: pytest.MonkeyPatch) -> 
     if child == 0:
         signal.pause()
     try:
-        with_list = {relative.pid for relative in descent.descendants(os.getpid())}
-        monkeypatch.setattr(descent, "_listed_children", lambda _parent: None)
-        assert {relative.pid for relative in descent.descendants(os.getpid())} == with_list
+        with_list = {entry.pid for entry in process_table.descendants(os.getpid())}
+        monkeypatch.setattr(process_table, "_listed_children", lambda _parent: None)
+        assert {entry.pid for entry in process_table.descendants(os.getpid())} == with_list
         assert child in with_list
-        assert descent.descendants(os.getpid(), without=with_list) == []
+        assert process_table.descendants(os.getpid(), without=with_list) == []
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)

@@ -218,7 +218,7 @@ async def test_an_interpreter_that_does_not_start(monkeypatch: pytest.MonkeyPatc
     with nothing_left():
         async with open_warden() as warden:
             monkeypatch.setattr(sys, "executable", "/bin/false")
-            with pytest.raises(SpawnFailed, match="died before it took the command"):
+            with pytest.raises(SpawnFailed, match="ended before it accepted the command"):
                 await warden.spawn(spec("true"))
             monkeypatch.setattr(sys, "executable", "/no/such/python")
             with pytest.raises(SpawnFailed, match="the warden cannot be started: No such file"):

@@ -328,7 +328,7 @@ async def test_the_title_of_a_job_tells_no_credential() -> None:
 def test_an_exporter_that_cannot_be_made_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """The error names the exporter and hides what looks like a key; it is not a traceback of another package."""
     entry = EntryPoint("broken", "nowhere:Exporter", "opentelemetry_traces_exporter")
-    monkeypatch.setattr(stage_module, "entry_points", lambda group: [entry])
+    monkeypatch.setattr(stage_module, "exporters", lambda: [entry])
 
     def load(_: EntryPoint) -> object:
         raise ValueError(f"no access with sk-{'a1B2' * 8}")
@@ -354,7 +354,7 @@ async def test_the_configured_exporter_gets_the_spans(monkeypatch: pytest.Monkey
     """The configured stage sends what is left when the runtime ends, and its thread is gone."""
     kept = InMemorySpanExporter()
     entry = EntryPoint("kept", f"{__name__}:KEPT", "opentelemetry_traces_exporter")
-    monkeypatch.setattr(stage_module, "entry_points", lambda group: [entry])
+    monkeypatch.setattr(stage_module, "exporters", lambda: [entry])
     monkeypatch.setattr(EntryPoint, "load", lambda _: lambda: kept)
     threads = threading.active_count()
 

@@ -164,7 +164,7 @@ class ChatAdapter(Adapter):
     async def on_turn_end(self, outcome: Outcome) -> None:
         self._screen.end_stream()
         if outcome.cause is not None and outcome.cause.kind is CancelCause.STOP and self._writing:
-            # The reply that says so comes later, by the outbox; what was cut off is marked where it was cut off.
+            # The reply comes later, through the outbox; the unfinished answer is marked where it was cut off.
             self._screen.note(STOPPED)
             self._writing.append(f"\n\n{STOPPED}")
         self._writing = None

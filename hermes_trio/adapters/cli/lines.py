@@ -27,7 +27,7 @@ PROMPT: Final = "› "
 MULTILINE: Final = "· "
 
 LIVE_LINES: Final = 12
-"""The maximum of lines of an unfinished answer above the prompt."""
+"""The maximum number of lines of an unfinished answer above the prompt."""
 REDRAW_SECONDS: Final = 0.05
 
 
@@ -40,10 +40,10 @@ class Lines(Protocol):
 
 
 class PipedLines:
-    """Standard input that is no terminal: each line is an input."""
+    """Reads standard input that is not a terminal: each line is an input."""
 
     async def next(self) -> str | None:
-        """Return the next line. A thread that still waits for one does not delay the end of the program."""
+        """Return the next line, or None at the end. Cancelling abandons the reading thread, which does not delay the end of the program."""
         with waiting("a line"):
             line = await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True)
         return line.rstrip("\n") if line else None
@@ -67,11 +67,11 @@ class PromptLines:
         self._session.app.min_redraw_interval = REDRAW_SECONDS
 
     def show_unfinished(self, text: str) -> None:
-        """Show the end of an unfinished answer above the prompt; nothing for an empty text."""
+        """Show the last lines of an unfinished answer above the prompt; an empty text removes them."""
         self._change(text, self._status)
 
     def show_status(self, text: str) -> None:
-        """Show what the agent is doing above the prompt; nothing for an empty text."""
+        """Show the agent's current activity above the prompt; an empty text removes it."""
         self._change(self._unfinished, text)
 
     def _change(self, unfinished: str, status: str) -> None:
@@ -90,13 +90,13 @@ class PromptLines:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[PromptLines]:
-        """Print above the prompt for the body, without breaking the line that is being typed."""
+        """Redirect standard output to above the prompt for the body of the `async with`, so that the line that is being typed stays intact."""
         self._token = trio.lowlevel.current_trio_token()
         with patch_stdout(raw=True):
             yield self
 
     async def next(self) -> str | None:
-        """Show the prompt and wait for an input."""
+        """Show the prompt and return the input, or None at the end. Cancelling ends the prompt and restores the terminal."""
         text: str | None = None
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._end_on_cancel)
@@ -107,7 +107,7 @@ class PromptLines:
         return text
 
     def _prompt(self) -> str | None:
-        # Signals belong to Trio's thread; here Ctrl-C is a key.
+        # Only Trio's thread handles signals; in this thread Ctrl-C is an ordinary key.
         try:
             return self._session.prompt(self._message, handle_sigint=False)
         except EOFError:
@@ -144,7 +144,7 @@ class PromptLines:
                 event.app.exit(exception=EOFError())
 
         bindings.add("c-c")(stop)
-        # While something is printed above the prompt the terminal is not in raw mode for a moment, and Linux keeps a Ctrl-D of that moment as NUL.
+        # Printing above the prompt leaves raw mode for a moment. Linux delivers a Ctrl-D that is pressed in that moment as NUL.
         bindings.add("c-@")(end)
         bindings.add("escape", "enter")(new_line)
         return bindings

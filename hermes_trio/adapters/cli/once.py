@@ -16,9 +16,10 @@ from hermes_trio.adapters.cli.screen import Screen
 from hermes_trio.runtime.budget import Budget
 from hermes_trio.runtime.context import SessionContext
 from hermes_trio.runtime.interface import Inbox, Interface
-from hermes_trio.runtime.outcome import CancelCause, Cause, Outcome, StopReceipt, TurnState
+from hermes_trio.runtime.outcome import CancelCause, Cause, Outcome, TurnState
 from hermes_trio.runtime.ports import InboxRow, NewMessage, TurnInput
 from hermes_trio.runtime.runtime import Runtime
+from hermes_trio.runtime.stop_receipt import StopReceipt
 from hermes_trio.runtime.turn import EventSink, Turn
 
 __all__ = ["RUN_COMPLETE", "ExitCode", "RunResult", "run_once"]
@@ -167,7 +168,7 @@ async def run_once(
         async with trio.open_nursery() as nursery:
             if stop is not None:
                 nursery.start_soon(_stop_when_asked, runtime, delivery, interface, stop)
-            # The lane ends the session when everything has been told, and then itself.
+            # The lane ends the session when every notice has been delivered, and then itself.
             lane = turn.node.parent
             assert lane is not None
             await lane.wait_closed()

@@ -14,6 +14,8 @@ from rich.console import Console
 from rich.markdown import Markdown
 from rich.text import Text
 
+from hermes_trio.base.terminal import clean_lines
+
 __all__ = ["BlockStream", "LineMarkdown", "Screen"]
 
 _FENCE: Final = re.compile(r" {0,3}(`{3,}|~{3,})")
@@ -87,6 +89,8 @@ class LineMarkdown(Markdown):
 class Screen:
     """Writes to a terminal or a pipe. `file` is the present standard output, unless another one is given.
 
+    Control characters in texts are replaced by spaces, except in answers that go into a pipe.
+
     `live` receives unfinished text; where formatted text is written only in whole blocks, an answer streams through it.
     """
 
@@ -105,8 +109,12 @@ class Screen:
         self._live = live
         self._open_line = False
 
+    def _clean(self, text: str) -> str:
+        return clean_lines(text) if self._formatted or self._console.is_terminal else text
+
     def stream(self, piece: str) -> None:
         """Write more of an answer."""
+        piece = self._clean(piece)
         if self._formatted:
             for block in self._blocks.feed(piece):
                 self._markdown(block)
@@ -132,6 +140,7 @@ class Screen:
 
     def say(self, text: str) -> None:
         """Write a whole text. It does not cut the unfinished block, which follows when it is complete."""
+        text = self._clean(text)
         if self._formatted:
             self._markdown(text)
         else:
@@ -143,7 +152,7 @@ class Screen:
         """Write a remark beside the conversation."""
         if not self._formatted:
             self.end_stream()
-        self._console.print(Text(text, style="dim"))
+        self._console.print(Text(clean_lines(text), style="dim"))
 
     def tool(self, text: str) -> None:
         """Write what the agent is doing."""

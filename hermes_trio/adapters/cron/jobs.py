@@ -145,7 +145,7 @@ def _next(schedule: Schedule, after: datetime) -> float | None:
 
 def _text(name: str, value: Any) -> str:
     if not isinstance(value, str):
-        raise JobError(f"{name} must be a text")
+        raise JobError(f"{name} must be a string")
     return value
 
 
@@ -192,7 +192,7 @@ def _origin(value: Any) -> dict[str, str]:
 def _deliver(value: Any, platforms: Collection[str]) -> list[str]:
     words = [value] if isinstance(value, str) else value
     if not isinstance(words, list | tuple) or not all(isinstance(word, str) for word in cast("list[Any]", words)):
-        raise JobError("deliver must be a text or a list of texts")
+        raise JobError("deliver must be a string or a list of strings")
     written = list(cast("Sequence[str]", words))
     parse_targets(written, platforms)
     return written

@@ -314,7 +314,7 @@ def _real_time_slots(expression: str, zone: ZoneInfo, last: datetime) -> Iterato
         following = None
         for wall in _simulate(expression, (last + offset).replace(tzinfo=None)):
             instant = wall.replace(tzinfo=UTC) - offset
-            # A rare schedule may step over the whole time in which the clock was changed, so look at the next day too.
+            # A rare schedule may step over the whole time in which the clock was changed, so the next day is searched, too.
             for seen in (min(instant, last + timedelta(days=1)), instant):
                 if _offset(zone, seen) != offset:
                     shift = _change(zone, last, seen)

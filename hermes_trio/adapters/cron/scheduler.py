@@ -16,12 +16,12 @@ from typing import Any, Final
 import msgspec
 import trio
 
+from hermes_trio.messaging.adapter_runner import receiving
 from hermes_trio.messaging.addresses import Address, Resolution, TargetError, resolve_targets
 from hermes_trio.messaging.command_text import is_silent_job_reply
 from hermes_trio.messaging.core import MessagingCore
 from hermes_trio.messaging.one_shot import OneShotInterface, delivery_fields
 from hermes_trio.messaging.settings import CronSettings
-from hermes_trio.messaging.supervision import receiving
 from hermes_trio.runtime.budget import Budget
 from hermes_trio.runtime.context import SessionContext
 from hermes_trio.runtime.ends import End
@@ -55,7 +55,7 @@ MISSED_ROWS: Final = 1000
 """The maximum of missed slots with a row of their own after one absence; of more only the newest get one, and one of them has the count."""
 
 INSTRUCTIONS: Final = (
-    "You are running as the scheduled job {name!r}. Nobody is waiting for questions. Answer with what should be delivered;"
+    "You are running as the scheduled job {name!r}. No user can answer questions. Answer with what should be delivered;"
     " if there is nothing to tell, answer with [SILENT] and nothing else."
 )
 
@@ -193,7 +193,7 @@ class CronScheduler:
                 try:
                     soonest = await self._tick()
                 except StoreError as error:
-                    logger.error("could not read the cron jobs; trying again: %s", error)
+                    logger.error("could not read the cron jobs; retrying: %s", error)
                     soonest = self._clock() + STORE_SECONDS
                 await self._sleep_until(soonest)
 
@@ -269,7 +269,7 @@ class CronScheduler:
             missed = tuple(_between(job, first, slot)) if decision.missed_count <= MISSED_ROWS else decision.missed
             more = decision.missed_count - len(missed)
         for index, one in enumerate(missed):
-            why = f"nobody was there; the run of {slot.isoformat()} stands for it"
+            why = f"the server was not running; the run of {slot.isoformat()} stands for it"
             if more and index == 0:
                 why += f", and for {more} earlier slots"
             await store.claim_cron_slot(row.id, one.timestamp(), state=CronState.MISSED, error=why)
@@ -294,7 +294,7 @@ class CronScheduler:
                 return bool(await write()) or unknown
             except StoreError as error:
                 unknown = unknown or isinstance(error, OutcomeUnknown)
-                logger.error("could not store a cron slot; trying again in %g s: %s", STORE_SECONDS, error)
+                logger.error("could not store a cron slot; retrying in %g s: %s", STORE_SECONDS, error)
             with waiting("the store, to write a slot down"):
                 await trio.sleep(STORE_SECONDS)
 
@@ -362,7 +362,7 @@ class CronScheduler:
                 text = f"[{row.routing.chat_name}: interrupted. {UNBEGUN}; it is not made up for.]"
                 places = [Address(*place) for place in row.payload.get("places", ())]
                 told = [reply for place in places for reply in self._messaging.platforms.compose(place, text)]
-                await store.bury_inbox([row], reason=UNBEGUN, replies=told)
+                await store.inbox_dead([row], reason=UNBEGUN, replies=told)
 
     # -- the port of the HTTP front end and the command line ---------------------------------------------------------------------------
 

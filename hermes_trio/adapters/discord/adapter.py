@@ -1,7 +1,8 @@
 """The Discord adapter: receives from the Gateway, sends from the outbox, with slash commands and buttons.
 
-Events are passed to the hub in order within a channel. Discord sends an event once: after a lost connection the session is resumed and missed events
-are replayed, but messages that people write while the server is off are not seen. The hub's supervisor ends `run`, the senders end `open`.
+Events are passed to the hub in order within a channel. Discord sends an event once: after a lost connection, or if handling an event has failed, the
+session is resumed and the missed events are replayed, but messages that are written while the server is down are lost. The adapter's runner owns
+`run`, the senders own `open`.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from hermes_trio.adapters.wire.backoff import Backoff
 from hermes_trio.messaging.chunking import DISCORD
 from hermes_trio.messaging.contract import Adapter, Button, Disposition, Incoming, Outgoing, SendResult
 from hermes_trio.messaging.errors import PlatformError, PlatformErrorKind, single_failure
-from hermes_trio.messaging.intake import HEARD, Intake, hand_over
-from hermes_trio.messaging.joined_threads import Participation
+from hermes_trio.messaging.intake import FOR_THE_AGENT, Intake, hand_over
+from hermes_trio.messaging.joined_threads import JoinedThreads
 from hermes_trio.messaging.lru import LruMap
 from hermes_trio.messaging.markup import to_discord, to_plain
 from hermes_trio.messaging.platform_settings import (
@@ -36,7 +37,7 @@ from hermes_trio.store.records import ApprovalChoice
 
 from .client import Channel, DiscordClient, Interaction, InteractionResponse, Message, User
 from .events import PLATFORM, DiscordSettings, command_text, incoming_of, slash_commands, source_of
-from .gateway import Dispatch, open_discord_gateway
+from .gateway import DiscordGateway, Dispatch, GatewaySession, open_discord_gateway
 
 __all__ = ["DiscordAdapter", "DiscordSettings", "discord_platform"]
 
@@ -44,7 +45,7 @@ logger: Final = logging.getLogger("hermes_trio.adapters.discord.adapter")
 
 TOKEN_VARIABLE: Final = "DISCORD_BOT_TOKEN"
 TYPING_SECONDS: Final = 8.0
-"""Discord shows the typing sign for ten seconds."""
+"""Seconds between two typing requests; Discord shows the indicator for ten seconds."""
 
 COMMAND, COMPONENT = 2, 3
 CHANNEL_EVENTS: Final = ("CHANNEL_CREATE", "CHANNEL_UPDATE", "THREAD_CREATE", "THREAD_UPDATE")
@@ -57,13 +58,13 @@ STYLES: Final[Mapping[ApprovalChoice, int]] = {
 
 ACKNOWLEDGED: Final[Mapping[Disposition, str]] = {
     Disposition.UNAUTHORISED: "You are not allowed to use this agent.",
-    Disposition.PAIRING: "I do not know you yet; how to change that is in the message here.",
-    Disposition.IGNORED: "That was not for this agent.",
+    Disposition.PAIRING: "You are not paired with this agent yet; the message here says how to get access.",
+    Disposition.IGNORED: "This was not addressed to this agent.",
 }
 
 
 def discord_platform(table: Mapping[str, Any], environment: Mapping[str, str]) -> Platform | None:
-    """Build the adapter of `[discord]` and the environment, or return None if it is not configured. Raises `SettingsError`."""
+    """Build the adapter from `[discord]` and the environment, or return None if it is not configured. Raises `SettingsError`."""
     if not is_configured(table, environment, TOKEN_VARIABLE):
         return None
     completed = complete_table(table, PLATFORM, environment, {"token": TOKEN_VARIABLE})
@@ -72,7 +73,7 @@ def discord_platform(table: Mapping[str, Any], environment: Mapping[str, str]) -
 
 
 class DiscordAdapter(Adapter):
-    """See the module. `identify_interval` is the delay that Discord requires between two new sessions."""
+    """See the module. `identify_interval` is the number of seconds that Discord requires between two new sessions."""
 
     platform = PLATFORM
     limit = DISCORD
@@ -91,8 +92,10 @@ class DiscordAdapter(Adapter):
         self._identify_interval = identify_interval
         self._open_client: DiscordClient | None = None
         self._bot: User | None = None
+        self._session: GatewaySession | None = None
+        self._unregistered = ""
         self._channels: LruMap[str, Channel] = LruMap()
-        self._threads = Participation(self)
+        self._threads = JoinedThreads(self)
 
     @property
     def _client(self) -> DiscordClient:
@@ -113,38 +116,76 @@ class DiscordAdapter(Adapter):
     # -- receiving -------------------------------------------------------------------------------------------------------------------
 
     async def run(self, connected: Callable[[], None]) -> None:
-        """See `Adapter.run`. Cancelling it ends the session; events that were passed to the hub stay there."""
+        """See `Adapter.run`. Cancelling it ends the session; events that were passed to the hub stay there.
+
+        After a failure the next call resumes the session, and Discord replays the events that were not handled.
+        """
         await self._threads.load()
-        gateway = open_discord_gateway(self._client, backoff=self._backoff, identify_interval=self._identify_interval)
-        with single_failure():
-            async with gateway as connection, trio.open_nursery() as nursery:
-                intake = Intake(nursery)
-                async for event in connection.events:
-                    match event.name:
-                        case "READY":
-                            self._bot = msgspec.convert(event.data["user"], User)
-                            self.bot_name = self._bot.username
-                            connected()
-                            nursery.start_soon(self._register, str(event.data["application"]["id"]))
-                        case "RESUMED":
-                            connected()
-                        case "GUILD_CREATE":
-                            for one in [*event.data.get("channels", ()), *event.data.get("threads", ())]:
-                                self._note(one)
-                        case name if name in CHANNEL_EVENTS:
-                            self._note(event.data)
-                        case _:
-                            await self._dispatch(intake, event)
+        session, self._session = self._session, None
+        gateway = open_discord_gateway(
+            self._client, session, backoff=self._backoff, identify_interval=self._identify_interval
+        )
+        connection: DiscordGateway | None = None
+        try:
+            with single_failure():
+                async with gateway as connection, trio.open_nursery() as nursery:
+                    await self._receive(connection, nursery, connected)
+        except Exception:
+            # Not when cancelled: another node may receive from now on. A session that has not been connected is not tried a second time.
+            if connection is not None and connection.session is not None and connection.session.answered and self._bot:
+                self._session = connection.session
+            raise
+        finally:
+            if connection is not None and connection.session is not None and self._session is None:
+                connection.session.give_up()
+
+    async def _receive(self, connection: DiscordGateway, nursery: trio.Nursery, connected: Callable[[], None]) -> None:
+        intake = Intake(nursery)
+        if self._unregistered:
+            nursery.start_soon(self._register, self._unregistered)
+        async for event in connection.events:
+            match event.name:
+                case "READY":
+                    self._bot = msgspec.convert(event.data["user"], User)
+                    self.bot_name = self._bot.username
+                    connected()
+                    self._unregistered = str(event.data["application"]["id"])
+                    nursery.start_soon(self._register, self._unregistered)
+                case "RESUMED":
+                    connected()
+                case "MESSAGE_CREATE" | "INTERACTION_CREATE":
+                    await self._dispatch(intake, event)
+                case _:
+                    with event.handling():
+                        self._note_channels(event)
 
     async def _dispatch(self, intake: Intake, event: Dispatch) -> None:
-        if event.name == "MESSAGE_CREATE":
-            message = event.message()
-            if message is not None:
-                await intake.put(message.channel_id, lambda: self._message(message))
-        elif event.name == "INTERACTION_CREATE":
-            interaction = event.interaction()
-            if interaction is not None:
-                await intake.put(interaction.channel_id or "", lambda: self._interaction(interaction))
+        """Queue a message or an interaction behind those of its channel."""
+        message, interaction = event.message(), event.interaction()
+        if message is not None:
+            channel = message.channel_id
+        elif interaction is not None:
+            channel = interaction.channel_id or ""
+        else:
+            # Something that cannot be read: replaying it would not help.
+            event.session.settle(event.sequence)
+            return
+
+        async def handle() -> None:
+            with event.handling():
+                if message is not None:
+                    await self._message(message)
+                elif interaction is not None:
+                    await self._interaction(interaction)
+
+        await intake.put(channel, handle)
+
+    def _note_channels(self, event: Dispatch) -> None:
+        if event.name == "GUILD_CREATE":
+            for one in [*event.data.get("channels", ()), *event.data.get("threads", ())]:
+                self._note(one)
+        elif event.name in CHANNEL_EVENTS:
+            self._note(event.data)
 
     def _note(self, raw: Any) -> None:
         try:
@@ -154,7 +195,7 @@ class DiscordAdapter(Adapter):
         self._channels.note(channel.id, channel)
 
     async def _channel(self, channel_id: str, guild_id: str | None) -> Channel | None:
-        """Return what is known about a server's channel: a thread is a conversation of its own."""
+        """Return the channel, which says whether it is a thread, from the cache or from Discord; None for a direct message or if the lookup fails."""
         if guild_id is None:
             return None
         known = self._channels.get(channel_id)
@@ -178,6 +219,7 @@ class DiscordAdapter(Adapter):
             )
         except PlatformError as error:
             logger.warning("could not register the slash commands; the old ones stay: %s", error)
+        self._unregistered = ""
 
     async def _message(self, message: Message) -> None:
         assert self._bot is not None
@@ -189,7 +231,7 @@ class DiscordAdapter(Adapter):
         if incoming is None:
             return
         received = await hand_over(self, incoming)
-        if incoming.source.thread_id and received.disposition in HEARD:
+        if incoming.source.thread_id and received.disposition in FOR_THE_AGENT:
             await self._threads.enter(incoming.source.thread_id)
 
     # -- commands and buttons ----------------------------------------------------------------------------------------------------------
@@ -219,7 +261,7 @@ class DiscordAdapter(Adapter):
                 interaction, ACKNOWLEDGED.get(received.disposition, f"`{text[:100]}` is answered here.")
             )
         except PlatformError as error:
-            logger.info("could not acknowledge a slash command; it is executed anyway: %s", error)
+            logger.info("could not acknowledge a slash command; it has been handled: %s", error)
 
     async def _clicked(self, interaction: Interaction, source: Source) -> None:
         parsed = Button.parse(str(interaction.data.get("custom_id", "")))
@@ -230,21 +272,21 @@ class DiscordAdapter(Adapter):
         try:
             await self._client.follow_up(interaction, said, ephemeral=True)
         except PlatformError as error:
-            logger.info("could not respond to a pressed button: %s", error)
+            logger.info("could not send the result of a pressed button; the press has been handled: %s", error)
 
     async def _respond(
         self, interaction: Interaction, response: InteractionResponse, content: str | None = None
     ) -> None:
-        """Send the first response, which Discord requires within three seconds; the command is executed even if it is late."""
+        """Send the first response, which Discord requires within three seconds. A failure is logged, and the interaction is handled anyway."""
         try:
             await self._client.respond(interaction, response, content, ephemeral=True)
         except PlatformError as error:
-            logger.info("could not respond to an interaction: %s", error)
+            logger.info("could not send the first response to an interaction; it is handled anyway: %s", error)
 
     # -- sending ---------------------------------------------------------------------------------------------------------------------
 
     async def send(self, message: Outgoing) -> SendResult:
-        """See `Adapter.send`. After a connection that broke without a response, retry once under the same nonce, which cannot send twice."""
+        """See `Adapter.send`. If the connection breaks before a response, retry once with the same nonce, so that Discord posts the message once."""
         client, channel = self._client, message.thread_id or message.chat_id
         text = to_discord(message.text)
         if message.plain:
@@ -268,7 +310,7 @@ class DiscordAdapter(Adapter):
                 return SendResult.sent(sent.id)
             except PlatformError as error:
                 if first is not None:
-                    # Whatever the second attempt raised: the first may have arrived.
+                    # The first attempt may have arrived, whatever the second one raised.
                     return msgspec.structs.replace(SendResult.failed(error), ambiguous=True)
                 if not error.ambiguous:
                     raise

@@ -30,7 +30,7 @@ __all__ = [
 
 API_URL = "https://discord.com/api/v10"
 # A call whose bucket resets within this time waits; a longer wait is the sender's to plan.
-RATE_LIMIT_PATIENCE = 5.0
+RATE_LIMIT_MAX_WAIT = 5.0
 EPHEMERAL = 1 << 6
 # A model's text mentions no one, except the author of the message that is replied to.
 NO_MENTIONS: Mapping[str, Any] = {"parse": [], "replied_user": True}
@@ -59,13 +59,13 @@ class DiscordClient(PlatformClient):
         *,
         timeout: float = CALL_TIMEOUT,
         proxy: str | None = None,
-        patience: float = RATE_LIMIT_PATIENCE,
+        max_wait: float = RATE_LIMIT_MAX_WAIT,
     ) -> None:
         self.token = require_token("Discord bot token", token)
         self.redaction = Redaction((token,))
         headers = {"user-agent": "DiscordBot (hermes-trio, 1)"}
         self._authorization = {"authorization": f"Bot {token}"}
-        self._limits = RateLimits(patience)
+        self._limits = RateLimits(max_wait)
         super().__init__(HttpLink(base_url, redaction=self.redaction, headers=headers, timeout=timeout, proxy=proxy))
         self.proxy = proxy
 

@@ -1,20 +1,23 @@
 """Discord's Gateway v10: a stream of events that survives lost connections.
 
 `open_discord_gateway` owns the connection and its heartbeat, resumes a session when the connection is lost, and begins a new one when necessary. Its
-user reads `events`. A fatal close (a bad token, forbidden intents) raises a permanent `PlatformError`; an outage longer than the back-off allows
-raises a transient one. Leaving the block ends everything.
+user reads `events`, and handles each in `event.handling()`. A fatal close (a bad token, forbidden intents) raises a permanent `PlatformError`; an
+outage longer than the back-off allows raises a transient one. Leaving the block ends everything.
+
+Discord has no acknowledgement for an event. The only way to get one again is to resume its session behind an earlier sequence number, so Discord is
+sent a number, in a heartbeat or RESUME, only after every event up to it has been handled.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 import random
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager
 from enum import Enum, IntFlag
-from typing import Any, TypeVar, final
+from typing import Any, Final, TypeVar, final
 
-import attrs
 import msgspec
 import trio
 
@@ -22,11 +25,22 @@ from hermes_trio.adapters.wire.backoff import Backoff, Reconnection
 from hermes_trio.adapters.wire.sockets import open_platform_socket
 from hermes_trio.messaging.errors import PlatformError, PlatformErrorKind, single_failure
 from hermes_trio.net.websocket import SocketClosed, WebSocket
+from hermes_trio.store.errors import StoreUnavailable
 
 from .client import DiscordClient
 from .types import Channel, Interaction, Message
 
-__all__ = ["DEFAULT_INTENTS", "DiscordGateway", "Dispatch", "GatewayStatus", "Intents", "open_discord_gateway"]
+__all__ = [
+    "DEFAULT_INTENTS",
+    "DiscordGateway",
+    "Dispatch",
+    "GatewaySession",
+    "GatewayStatus",
+    "Intents",
+    "open_discord_gateway",
+]
+
+logger: Final = logging.getLogger("hermes_trio.adapters.discord.gateway")
 
 DISPATCH, HEARTBEAT, IDENTIFY, RESUME, RECONNECT, INVALID_SESSION, HELLO, HEARTBEAT_ACK = 0, 1, 2, 6, 7, 9, 10, 11
 
@@ -39,14 +53,17 @@ FATAL_CLOSES = {
     4013: (PlatformErrorKind.BAD_FORMAT, "the intents are not valid"),
     4014: (PlatformErrorKind.FORBIDDEN, "an intent is not enabled for this bot: enable it in the developer portal"),
 }
-# Close codes after which the session is gone: a wrong sequence number, and a session that timed out.
+# Close codes that end the session: a wrong sequence number, and a session that timed out.
 NEW_SESSION_CLOSES = frozenset({4007, 4009})
 # Any code but 1000 and 1001, which would end the session.
-RESUMABLE_GOODBYE = 4900
+RESUMABLE_CLOSE = 4900
 # The Gateway allows one IDENTIFY every five seconds.
 IDENTIFY_INTERVAL = 5.0
 HELLO_TIMEOUT = 20.0
 BUFFERED_EVENTS = 64
+# How often handling an event may fail before it is skipped. With the delays of `AdapterRunner`, the last attempt is at least seven minutes after
+# the first.
+EVENT_ATTEMPTS = 5
 
 T = TypeVar("T")
 
@@ -72,12 +89,106 @@ class GatewayStatus(Enum):
 
 
 @final
-@attrs.frozen
-class Dispatch:
-    """One event: its documented name, and its data as decoded JSON."""
+class GatewaySession:
+    """A session of the Gateway, and which of its events have been handled. It may outlive the `DiscordGateway` that began it.
+
+    READY and RESUMED are about the session itself and are not counted among its events.
+    """
+
+    def __init__(self, session_id: str, resume_url: str) -> None:
+        self.id = session_id
+        self.resume_url = resume_url
+        self.answered = True
+        """Whether the session has been connected since it began or was taken over."""
+        self._newest = 0
+        self._unhandled: set[int] = set()
+        self._missed: set[int] = set()
+        self._failures: dict[int, int] = {}
+
+    @property
+    def handled(self) -> int:
+        """Return the number up to which every event has been handled. The events behind it may be handled in any order."""
+        return min(self._unhandled) - 1 if self._unhandled else self._newest
+
+    def take_over(self) -> None:
+        """Expect the events that an earlier `DiscordGateway` has not handled once more."""
+        self.answered = False
+        self._missed = set(self._unhandled)
+
+    def is_expected(self, sequence: int) -> bool:
+        """Return False for an event that was handed over before, and is being handled or has been handled."""
+        return sequence > self._newest or sequence in self._missed
+
+    def begin(self, sequence: int) -> None:
+        """Record that an event is handed over."""
+        self._unhandled.add(sequence)
+
+    def withdraw(self, sequence: int) -> None:
+        """Record that an event could not be handed over: it is replayed."""
+        if sequence not in self._missed:
+            self._unhandled.discard(sequence)
+
+    def advance(self, sequence: int) -> None:
+        """Record that an event was handed over."""
+        self._missed.discard(sequence)
+        self._newest = max(self._newest, sequence)
+
+    def settle(self, sequence: int) -> None:
+        """Record that an event has been handled."""
+        self._unhandled.discard(sequence)
+        self._failures.pop(sequence, None)
+
+    def fail(self, sequence: int) -> None:
+        """Record that handling an event failed. After `EVENT_ATTEMPTS` failures it is skipped, so that it does not block the events behind it."""
+        failures = self._failures[sequence] = self._failures.get(sequence, 0) + 1
+        if failures >= EVENT_ATTEMPTS:
+            logger.error("event %d of a Discord session failed %d times; it is skipped", sequence, failures)
+            self.settle(sequence)
+
+    def give_up(self) -> None:
+        """Log how many events were not handled, as the session is not resumed any more: they are lost."""
+        if self._unhandled:
+            logger.warning(
+                "%d events of a Discord session that has ended were not handled; they are lost", self.unhandled
+            )
+
+    @property
+    def unhandled(self) -> int:
+        """Return how many events were handed over and not handled."""
+        return len(self._unhandled)
+
+    def end_replay(self) -> None:
+        """Record that Discord has replayed what it still had of the session."""
+        if self._missed:
+            logger.warning("Discord did not replay %d events, which were not handled; they are lost", len(self._missed))
+        for sequence in self._missed:
+            self.settle(sequence)
+        self._missed = set()
+
+
+@final
+class Dispatch(msgspec.Struct, frozen=True):
+    """One event: its documented name, its data as decoded JSON, and where it is in its session."""
 
     name: str
     data: dict[str, Any]
+    sequence: int
+    session: GatewaySession
+
+    @contextmanager
+    def handling(self) -> Generator[None, None, None]:
+        """Count the event as handled when the body ends. If the body fails or is cancelled, the event is replayed when the session is taken over.
+
+        A store that cannot be reached is no failure of the event, however often.
+        """
+        try:
+            yield
+        except StoreUnavailable:
+            raise
+        except Exception:
+            self.session.fail(self.sequence)
+            raise
+        self.session.settle(self.sequence)
 
     def message(self) -> Message | None:
         """Return the message of a MESSAGE_CREATE or MESSAGE_UPDATE; None for other events and for unreadable data."""
@@ -105,13 +216,6 @@ class _Payload(msgspec.Struct, frozen=True):
     t: str | None = None
 
 
-@final
-@attrs.define
-class _Session:
-    id: str
-    resume_url: str
-
-
 class _Lost(Exception):
     """Raised when this connection is over; the next one is opened after `delay` seconds."""
 
@@ -125,11 +229,13 @@ class DiscordGateway:
     """A running Gateway connection, opened by `open_discord_gateway`.
 
     `events` yields every event once, in order, including READY and RESUMED. It is bounded: a slow reader delays the connection, never the heartbeat.
+    `session` is the present session; None while there is none.
     """
 
     def __init__(
         self,
         client: DiscordClient,
+        session: GatewaySession | None,
         *,
         intents: int,
         backoff: Backoff,
@@ -144,8 +250,9 @@ class DiscordGateway:
         self._reconnection = Reconnection(backoff)
         self._identify_interval = identify_interval
         self._invalid_session_delay = invalid_session_delay
-        self._session: _Session | None = None
-        self._sequence = 0
+        self.session = session
+        self.ended: list[GatewaySession] = []
+        """Sessions that Discord has ended while events of them were being handled."""
         self._may_identify_at = -math.inf
         self._acknowledged = True
         self._delivering = False
@@ -170,9 +277,9 @@ class DiscordGateway:
             url = f"{address.rstrip('/')}/?v=10&encoding=json"
             async with open_platform_socket(url, proxy=self._client.proxy) as socket:
                 try:
-                    await self._converse(socket)
+                    await self._run_session(socket)
                 except SocketClosed as closed:
-                    raise self._judge(closed) from None
+                    raise self._error_of_close(closed) from None
         except _Lost as lost:
             self.last_error = str(lost)
             return max(lost.delay, self._reconnection.lost())
@@ -182,8 +289,8 @@ class DiscordGateway:
         raise AssertionError("a Gateway connection ends with an exception")
 
     async def _address(self) -> str:
-        if self._session is not None:
-            return self._session.resume_url
+        if self.session is not None:
+            return self.session.resume_url
         gateway = await self._client.get_gateway_bot()
         limit = gateway.session_start_limit
         if limit.remaining <= 0:
@@ -193,7 +300,7 @@ class DiscordGateway:
         await trio.sleep_until(self._may_identify_at)
         return gateway.url
 
-    async def _converse(self, socket: WebSocket) -> None:
+    async def _run_session(self, socket: WebSocket) -> None:
         try:
             with trio.fail_after(HELLO_TIMEOUT):
                 hello = _decode(await socket.receive())
@@ -209,13 +316,14 @@ class DiscordGateway:
         with single_failure():
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._heartbeat, socket, float(hello.d["heartbeat_interval"]) / 1000)
-                await self._introduce(socket)
+                await self._identify_or_resume(socket)
                 await self._receive(socket)
 
-    async def _introduce(self, socket: WebSocket) -> None:
+    async def _identify_or_resume(self, socket: WebSocket) -> None:
         token = self._client.token
-        if self._session is not None:
-            await _say(socket, RESUME, {"token": token, "session_id": self._session.id, "seq": self._sequence})
+        session = self.session
+        if session is not None:
+            await _say(socket, RESUME, {"token": token, "session_id": session.id, "seq": session.handled})
             return
         self._may_identify_at = trio.current_time() + self._identify_interval
         properties = {"os": "linux", "browser": "hermes-trio", "device": "hermes-trio"}
@@ -228,61 +336,80 @@ class DiscordGateway:
                 case 0:
                     await self._deliver(payload)
                 case 1:
-                    await _say(socket, HEARTBEAT, self._sequence or None)
+                    await self._say_alive(socket)
                 case 11:
                     self._acknowledged = True
                 case 7:
-                    await socket.close(RESUMABLE_GOODBYE)
+                    await socket.close(RESUMABLE_CLOSE)
                     raise _Lost("the Gateway asked for a reconnect")
                 case 9:
                     if payload.d is not True:
-                        self._session = None
-                        self._sequence = 0
-                    await socket.close(RESUMABLE_GOODBYE)
+                        self._end_session()
+                    await socket.close(RESUMABLE_CLOSE)
                     raise _Lost("the session was invalidated", delay=random.uniform(*self._invalid_session_delay))
                 case _:
                     pass
 
     async def _deliver(self, payload: _Payload) -> None:
-        if payload.t is None or payload.s is None or payload.s <= self._sequence:
+        if payload.t is None or payload.s is None:
             return
         raw: Any = payload.d
         data = msgspec.convert(raw, dict[str, Any]) if isinstance(raw, dict) else {}
-        if payload.t == "READY":
-            self._session = _Session(str(data["session_id"]), str(data["resume_gateway_url"]))
-        if payload.t in ("READY", "RESUMED"):
+        if payload.t == "READY" and (self.session is None or self.session.id != data["session_id"]):
+            self.session = GatewaySession(str(data["session_id"]), str(data["resume_gateway_url"]))
+        session = self.session
+        if session is None or not session.is_expected(payload.s):
+            return
+        session.answered = True
+        about_session = payload.t in ("READY", "RESUMED")
+        if about_session:
             self.status = GatewayStatus.READY
             self._reconnection.ready()
             self.last_error = None
+            session.end_replay()
+        else:
+            session.begin(payload.s)
         self._delivering = True
         try:
-            await self._send.send(Dispatch(payload.t, data))
+            await self._send.send(Dispatch(payload.t, data, payload.s, session))
+        except BaseException:
+            session.withdraw(payload.s)
+            raise
         finally:
             self._delivering = False
         # Only now: an event that was not handed over is replayed when the session is resumed.
-        self._sequence = payload.s
+        session.advance(payload.s)
+
+    def _end_session(self) -> None:
+        session, self.session = self.session, None
+        if session is not None:
+            session.end_replay()
+            self.ended = [one for one in (*self.ended, session) if one.unhandled]
+
+    async def _say_alive(self, socket: WebSocket) -> None:
+        handled = 0 if self.session is None else self.session.handled
+        await _say(socket, HEARTBEAT, handled or None)
 
     async def _heartbeat(self, socket: WebSocket, interval: float) -> None:
         await trio.sleep(interval * random.random())
         while self._acknowledged or self._delivering:
             self._acknowledged = False
             try:
-                await _say(socket, HEARTBEAT, self._sequence or None)
+                await self._say_alive(socket)
             except SocketClosed:
                 # The receiving task reports the cause.
                 return
             await trio.sleep(interval)
-        # The peer is gone, so no close frame is sent. The receiving task sees the end.
+        # The peer has disconnected, so no close frame is sent. The receiving task sees the end.
         await socket.abort()
 
-    def _judge(self, closed: SocketClosed) -> Exception:
+    def _error_of_close(self, closed: SocketClosed) -> Exception:
         if closed.code in FATAL_CLOSES:
             kind, advice = FATAL_CLOSES[closed.code]
             message = f"the Gateway closed the connection with {closed.code}: {advice}"
             return PlatformError(kind, message, permanent=True, code=closed.code)
         if closed.code in NEW_SESSION_CLOSES:
-            self._session = None
-            self._sequence = 0
+            self._end_session()
         if self.status is GatewayStatus.READY:
             return _Lost(str(closed))
         # Closed before a session was there: this counts as a failed attempt, or a broken server would be hammered.
@@ -303,18 +430,22 @@ async def _say(socket: WebSocket, op: int, data: Any) -> None:
 @asynccontextmanager
 async def open_discord_gateway(
     client: DiscordClient,
+    session: GatewaySession | None = None,
     *,
     intents: int = DEFAULT_INTENTS,
     backoff: Backoff | None = None,
     identify_interval: float = IDENTIFY_INTERVAL,
     invalid_session_delay: tuple[float, float] = (1.0, 5.0),
 ) -> AsyncGenerator[DiscordGateway, None]:
-    """Stay connected to the Gateway while the block runs.
+    """Stay connected to the Gateway while the block runs; begin with `session`, of an earlier block, if there is one.
 
     Exceptions of the block propagate unchanged. A failure of the connection cancels the block and raises `PlatformError`.
     """
+    if session is not None:
+        session.take_over()
     gateway = DiscordGateway(
         client,
+        session,
         intents=int(intents),
         backoff=backoff or Backoff(),
         identify_interval=identify_interval,
@@ -323,5 +454,9 @@ async def open_discord_gateway(
     with single_failure():
         async with gateway.events, trio.open_nursery() as nursery:
             nursery.start_soon(gateway.run)
-            yield gateway
+            try:
+                yield gateway
+            finally:
+                for ended in gateway.ended:
+                    ended.give_up()
             nursery.cancel_scope.cancel()

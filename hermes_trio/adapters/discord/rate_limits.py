@@ -28,8 +28,8 @@ class _Bucket:
 class RateLimits:
     """The known buckets of one bot. A bucket counts for each top-level resource separately."""
 
-    def __init__(self, patience: float) -> None:
-        self._patience = patience
+    def __init__(self, max_wait: float) -> None:
+        self._max_wait = max_wait
         self._names: dict[str, str] = {}
         self._buckets: dict[tuple[str, str], _Bucket] = {}
         self._all_blocked_until = float("-inf")
@@ -53,7 +53,7 @@ class RateLimits:
             if ready <= now:
                 await trio.lowlevel.checkpoint()
                 return
-            if ready - now > self._patience:
+            if ready - now > self._max_wait:
                 message = f"{operation}: the rate limit resets in {ready - now:.1f} s"
                 raise PlatformError(PlatformErrorKind.RATE_LIMITED, message, retry_after=ready - now, code=429)
             await trio.sleep_until(ready)

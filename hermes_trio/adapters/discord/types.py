@@ -83,11 +83,11 @@ class Interaction(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def person(self) -> User | None:
-        """Who used it, in a guild or in a direct message."""
+        """Return who used it, in a guild or in a direct message."""
         return self.member.user if self.member is not None else self.user
 
     def __repr__(self) -> str:
-        # The token lets anybody answer in the bot's name.
+        # Any holder of the token can answer in the bot's name.
         return f"Interaction(id={self.id!r}, type={self.type}, channel_id={self.channel_id!r})"
 
 

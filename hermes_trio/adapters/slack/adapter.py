@@ -1,7 +1,7 @@
 """The Slack adapter: receives by Socket Mode or the Events API, sends from the outbox, with Block Kit buttons for approvals.
 
 A delivery is acknowledged when the hub has stored it; one that Slack repeats meanwhile is recognised by its channel and time stamp. Slack has no
-typing sign for bots. The hub's supervisor ends `run`, the senders end `open`.
+typing sign for bots. The adapter's runner ends `run`, the senders end `open`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from hermes_trio.base.settings import SettingsError
 from hermes_trio.messaging.callbacks import CallbackResponse, form_of, headers_of
 from hermes_trio.messaging.contract import Adapter, Button, Disposition, Incoming, Outgoing, SendResult
 from hermes_trio.messaging.errors import Missing, PlatformError, PlatformErrorKind, single_failure
-from hermes_trio.messaging.intake import HEARD, Intake, hand_over
-from hermes_trio.messaging.joined_threads import Participation
+from hermes_trio.messaging.intake import FOR_THE_AGENT, Intake, hand_over
+from hermes_trio.messaging.joined_threads import JoinedThreads
 from hermes_trio.messaging.lru import LruMap
 from hermes_trio.messaging.platform_settings import (
     check_addresses,
@@ -53,7 +53,7 @@ TELL_SECONDS: Final = 1.5
 
 ACKNOWLEDGED: Final[Mapping[Disposition, str]] = {
     Disposition.UNAUTHORISED: "You are not allowed to use this agent.",
-    Disposition.PAIRING: "I do not know you yet; how to change that is in the message here.",
+    Disposition.PAIRING: "You are not paired with this agent yet; the message here says how to get access.",
 }
 
 
@@ -102,7 +102,7 @@ class SlackAdapter(Adapter):
         self._open_client: SlackClient | None = None
         self._identity: Identity | None = None
         self._receiving = False
-        self._threads = Participation(self)
+        self._threads = JoinedThreads(self)
         self._names: LruMap[str, str] = LruMap()
 
     @property
@@ -172,7 +172,7 @@ class SlackAdapter(Adapter):
             return
         received = await hand_over(self, await self._named(incoming))
         source = incoming.source
-        if source.thread_id and not source.is_direct and received.disposition in HEARD:
+        if source.thread_id and not source.is_direct and received.disposition in FOR_THE_AGENT:
             await self._threads.enter(f"{source.chat_id}/{source.thread_id}")
 
     async def _named(self, incoming: Incoming) -> Incoming:
@@ -209,7 +209,7 @@ class SlackAdapter(Adapter):
             try:
                 await self._client.respond(response_url, escape(said))
             except PlatformError as error:
-                logger.info("could not respond to a pressed button: %s", error)
+                logger.info("could not send the result of a pressed button; the press has been handled: %s", error)
 
     # -- the Events API --------------------------------------------------------------------------------------------------------------
 
@@ -245,11 +245,11 @@ class SlackAdapter(Adapter):
             if callback.type == "url_verification":
                 return CallbackResponse.of(200, {"challenge": callback.challenge or ""})
             if not self._receiving:
-                return _away()
+                return _unavailable()
             await self._event(callback)
             return CallbackResponse(200)
         if not self._receiving:
-            return _away()
+            return _unavailable()
         form = form_of(body)
         if "payload" in form:
             pressed = msgspec.json.decode(form["payload"], type=BlockActions)
@@ -261,7 +261,7 @@ class SlackAdapter(Adapter):
     # -- sending ---------------------------------------------------------------------------------------------------------------------
 
     async def send(self, message: Outgoing) -> SendResult:
-        """See `Adapter.send`. The anchor of a reply is its thread; if that is gone, the reply is sent to the channel."""
+        """See `Adapter.send`. The anchor of a reply is its thread; if that was deleted, the reply is sent to the channel."""
         client, channel = self._client, message.chat_id
         text = posted(message.text, plain=message.plain)
         blocks = button_blocks(message.text, message.buttons) if message.buttons and not message.plain else None
@@ -312,5 +312,5 @@ def _private(text: str) -> dict[str, Any]:
     return {"response_type": "ephemeral", "text": text}
 
 
-def _away() -> CallbackResponse:
+def _unavailable() -> CallbackResponse:
     return CallbackResponse.refusal(503, "the adapter is not connected; send it again", ("Retry-After", "5"))

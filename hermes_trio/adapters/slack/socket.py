@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from enum import Enum
-from typing import Any, TypeVar, final
+from typing import Any, ClassVar, TypeVar, final
 
-import attrs
 import msgspec
 import trio
 
 from hermes_trio.adapters.wire.backoff import Backoff, Reconnection
 from hermes_trio.adapters.wire.sockets import open_platform_socket
+from hermes_trio.base.structs import RedactedStruct
 from hermes_trio.messaging.errors import PlatformError, PlatformErrorKind, single_failure
 from hermes_trio.net.websocket import SocketClosed, WebSocket
 
@@ -27,7 +27,7 @@ from .types import BlockActions, EventCallback, SlashCommand
 __all__ = ["Envelope", "SlackSocket", "SocketStatus", "open_slack_socket"]
 
 HELLO_TIMEOUT = 20.0
-# Slack pings every few seconds; silence for two of our own pings means that nobody is there.
+# Slack pings every few seconds; silence for two of our own pings means that the connection is dead.
 PING_INTERVAL = 15.0
 # A connection that Slack has announced the end of stays open for about ten seconds.
 DRAIN_SECONDS = 15.0
@@ -45,21 +45,21 @@ class SocketStatus(Enum):
 
 
 @final
-@attrs.frozen
-class Envelope:
+class Envelope(RedactedStruct, frozen=True):
     """One delivery. Slack repeats an event that is not acknowledged within three seconds, so the same one may arrive again.
 
     `kind` is events_api, interactive or slash_commands; `payload` is decoded JSON.
     """
 
+    hidden: ClassVar[tuple[str, ...]] = ("payload", "_socket")
     id: str
     kind: str
-    payload: dict[str, Any] = attrs.field(repr=False)
+    payload: dict[str, Any]
     retry_attempt: int
-    _socket: WebSocket = attrs.field(repr=False)
+    _socket: WebSocket
 
     async def acknowledge(self, answer: dict[str, Any] | None = None) -> bool:
-        """Acknowledge the delivery, optionally with a response to show. Return False if the connection is gone: Slack will deliver it again.
+        """Acknowledge the delivery, optionally with a response to show. Return False if the connection is closed: Slack will deliver it again.
 
         Cancelling it makes the connection unusable, and it is replaced.
         """
@@ -139,7 +139,7 @@ class SlackSocket:
             url = await self._client.open_connection()
             with single_failure():
                 # Returns when the connection has been announced to end; it then drains beside its successor.
-                await connections.start(self._converse, url)
+                await connections.start(self._run_connection, url)
         except _Lost as lost:
             self.last_error, self.status = str(lost), SocketStatus.RETRYING
             return self._reconnection.lost()
@@ -148,7 +148,7 @@ class SlackSocket:
             return self._reconnection.failed(error)
         return self._reconnection.lost()
 
-    async def _converse(self, url: str, *, task_status: trio.TaskStatus[None]) -> None:
+    async def _run_connection(self, url: str, *, task_status: trio.TaskStatus[None]) -> None:
         announced = False
         async with open_platform_socket(url, proxy=self._client.proxy) as socket:
             await self._hello(socket)
@@ -177,7 +177,7 @@ class SlackSocket:
         except SocketClosed as closed:
             raise PlatformError(PlatformErrorKind.TRANSIENT, f"Socket Mode: {closed} before its hello") from None
         if hello.type == "disconnect":
-            _judge(hello)
+            _check_frame(hello)
         if hello.type != "hello":
             raise PlatformError(PlatformErrorKind.TRANSIENT, f"Socket Mode began with {hello.type!r} instead of hello")
         self.status = SocketStatus.READY
@@ -189,7 +189,7 @@ class SlackSocket:
         while True:
             frame = _decode(await socket.receive())
             if frame.type == "disconnect":
-                _judge(frame)
+                _check_frame(frame)
                 return
             if frame.envelope_id is not None:
                 envelope = Envelope(frame.envelope_id, frame.type, frame.payload, frame.retry_attempt, socket)
@@ -202,8 +202,8 @@ class SlackSocket:
     async def _watch(self, socket: WebSocket) -> None:
         """Drop the connection after two pings without a response; the receiving task sees the end."""
         try:
-            # While a slow reader holds the receiving task up, nothing can be heard.
-            while socket in self._handing_over or trio.current_time() < socket.heard_at + 2 * self._ping_interval:
+            # While a slow consumer blocks the receiving task, no frame is read.
+            while socket in self._handing_over or trio.current_time() < socket.received_at + 2 * self._ping_interval:
                 await trio.sleep(self._ping_interval)
                 await socket.ping()
         except SocketClosed:
@@ -211,7 +211,7 @@ class SlackSocket:
         await socket.abort()
 
 
-def _judge(frame: _Frame) -> None:
+def _check_frame(frame: _Frame) -> None:
     if frame.reason == "link_disabled":
         message = "Socket Mode is switched off for this app: switch it on in the app's settings"
         raise PlatformError(PlatformErrorKind.FORBIDDEN, message, permanent=True, code=frame.reason)

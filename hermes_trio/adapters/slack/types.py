@@ -22,7 +22,7 @@ class Identity(msgspec.Struct, frozen=True):
 
 
 class File(msgspec.Struct, frozen=True):
-    """A shared file. An app that may not look into it is told neither its name nor its title."""
+    """A shared file. An app without access to it gets neither its name nor its title."""
 
     name: str | None = None
     title: str | None = None

@@ -1,7 +1,7 @@
 """The Telegram adapter: receives by long polling or webhook, sends from the outbox, with buttons for approvals.
 
 An update is confirmed after the hub has stored it: what a crash leaves unconfirmed is redelivered, and recognised if it had been stored. Markup that
-Telegram refuses is replaced by plain text. The hub's supervisor ends `run`, the senders end `open`.
+Telegram refuses is replaced by plain text. The adapter's runner ends `run`, the senders end `open`.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class TelegramAdapter(Adapter):
         self.settings = settings
         self.endpoint: str = path if settings.mode == "webhook" else ""
         self._backoff = backoff or Backoff()
-        # Made anew with each start, and told to Telegram with the address.
+        # New at each start; registered with Telegram together with the address.
         self._secret = secrets.token_urlsafe(32)
         self._open_client: TelegramClient | None = None
         self._bot: User | None = None
@@ -204,7 +204,7 @@ class TelegramAdapter(Adapter):
         try:
             await self._client.answer_callback_query(query.id, said[:TOAST_LENGTH])
         except PlatformError as error:
-            logger.info("could not respond to a pressed button: %s", error)
+            logger.info("could not send the result of a pressed button; the press has been handled: %s", error)
 
     # -- the webhook -----------------------------------------------------------------------------------------------------------------
 
@@ -241,7 +241,7 @@ class TelegramAdapter(Adapter):
     # -- sending ---------------------------------------------------------------------------------------------------------------------
 
     async def send(self, message: Outgoing) -> SendResult:
-        """See `Adapter.send`. Tries plainer forms, a group's new id, and the group itself if its topic is gone."""
+        """See `Adapter.send`. Tries plainer forms, a group's new id, and the group itself if its topic was deleted."""
         client = self._client
         chats = [self._moved.get(message.chat_id, message.chat_id)]
         thread = _number(message.thread_id)

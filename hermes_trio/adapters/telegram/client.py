@@ -1,6 +1,7 @@
 """The Telegram Bot API: one method for each API method, and a poller that confirms only accepted updates.
 
-The bot token is part of every URL, so nothing here quotes one. Its owner enters `TelegramClient`; leaving it closes its connections.
+The bot token is part of every URL, so no error and no log line quotes a URL. `TelegramClient` is an async context manager; leaving it closes its
+connections.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ __all__ = [
 ]
 
 API_URL = "https://api.telegram.org"
-# How long the Bot API holds a getUpdates call that has nothing to say.
+# Seconds for which the Bot API keeps a getUpdates call open while there is no update.
 LONG_POLL_SECONDS = 50
 # The kinds of update that the product acts on.
 UPDATE_KINDS = ("message", "edited_message", "callback_query")
@@ -46,7 +47,7 @@ def parse_update(body: bytes) -> Update:
 
 @final
 class TelegramClient(PlatformClient):
-    """Calls of one bot. Every method raises `PlatformError`; cancelling one closes the connection it was using."""
+    """Calls the Bot API for one bot. Every method raises `PlatformError`; cancelling a call closes its connection."""
 
     def __init__(self, base_url: str, token: str, *, timeout: float = CALL_TIMEOUT, proxy: str | None = None) -> None:
         redaction = Redaction((require_token("Telegram bot token", token),))
@@ -54,7 +55,7 @@ class TelegramClient(PlatformClient):
         super().__init__(HttpLink(base_url, redaction=redaction, timeout=timeout, proxy=proxy))
 
     async def get_me(self) -> User:
-        """Return the bot itself. Raises UNAUTHORIZED if the token is wrong."""
+        """Return the bot's own user. Raises `PlatformError` of kind UNAUTHORIZED if the token is wrong."""
         return await self._call("getMe", {}, User)
 
     async def get_updates(
@@ -89,7 +90,7 @@ class TelegramClient(PlatformClient):
         allowed_updates: Sequence[str] = UPDATE_KINDS,
         drop_pending_updates: bool = False,
     ) -> None:
-        """Have updates posted to `url`, each with the secret in `X-Telegram-Bot-Api-Secret-Token`."""
+        """Make Telegram post updates to `url`, each with the secret in `X-Telegram-Bot-Api-Secret-Token`."""
         params = {
             "url": url,
             "secret_token": secret_token,
@@ -99,7 +100,7 @@ class TelegramClient(PlatformClient):
         await self._call("setWebhook", params, bool)
 
     async def delete_webhook(self, *, drop_pending_updates: bool = False) -> None:
-        """Return to polling."""
+        """Delete the webhook, so that updates are received by polling again."""
         await self._call("deleteWebhook", {"drop_pending_updates": drop_pending_updates}, bool)
 
     async def get_webhook_info(self) -> WebhookInfo:
@@ -116,7 +117,7 @@ class TelegramClient(PlatformClient):
         inline_keyboard: Sequence[Sequence[Mapping[str, str]]] | None = None,
         silent: bool = False,
     ) -> Message:
-        """Send text of at most 4096 UTF-16 units. A deleted reply target does not fail the message."""
+        """Send text of at most 4096 UTF-16 units. If the message in `reply_to` was deleted, the text is sent without the reference."""
         params: dict[str, Any] = {"chat_id": chat_id, "text": text}
         if parse_mode is not None:
             params["parse_mode"] = parse_mode
@@ -170,7 +171,7 @@ class TelegramClient(PlatformClient):
     async def answer_callback_query(
         self, callback_query_id: str, text: str | None = None, *, show_alert: bool = False
     ) -> None:
-        """End the progress sign on a pressed button."""
+        """Answer a pressed button, which removes its progress indicator; `text` is shown to the person."""
         params: dict[str, Any] = {"callback_query_id": callback_query_id, "show_alert": show_alert}
         if text is not None:
             params["text"] = text
@@ -207,15 +208,15 @@ def _update(raw: dict[str, Any]) -> Update:
     try:
         return msgspec.convert(raw, Update)
     except msgspec.ValidationError:
-        # One update of an unforeseen form must not hold up all that follow it: it counts as one of another kind.
+        # An update of an unexpected form must not block the ones after it: treat it as an update of an unknown kind.
         return Update(update_id=int(raw["update_id"]))
 
 
 def _unreadable(method: str, answer: PlatformResponse, error: Exception) -> PlatformError:
-    # A proxy's error page, or an answer that is not the Bot API's: what the call did is not known.
+    # The body is a proxy's error page or another response that is not the Bot API's: the call may have taken effect.
     transient = answer.status >= 500 or answer.status == 200
     kind = PlatformErrorKind.TRANSIENT if transient else PlatformErrorKind.UNKNOWN
-    message = f"{method}: HTTP {answer.status} with a body that is not a Bot API answer: {error}"
+    message = f"{method}: HTTP {answer.status} with a body that is not a Bot API response: {error}"
     return PlatformError(kind, message, permanent=not transient, ambiguous=transient, code=answer.status)
 
 
@@ -226,7 +227,7 @@ def _refused(method: str, response: Response) -> PlatformError:
         case 401:
             return PlatformError(PlatformErrorKind.UNAUTHORIZED, message, code=code)
         case 404:
-            # The methods are fixed, so what was not found is the bot: the token is malformed.
+            # Every method that is called exists, so 404 means that the bot was not found: the token is malformed.
             return PlatformError(PlatformErrorKind.UNAUTHORIZED, f"{message}: is the token complete?", code=code)
         case 403:
             return PlatformError(PlatformErrorKind.FORBIDDEN, message, code=code)
@@ -247,7 +248,7 @@ def _bad_request(message: str, text: str, parameters: Parameters, code: int) -> 
     if "too long" in text or "too_long" in text:
         return PlatformError(PlatformErrorKind.TOO_LONG, message, code=code)
     if "not found" in text or "query is too old" in text:
-        # A message that names both the chat and something in it means the latter (GW-5).
+        # If the description names the chat and also a thread or message, the thread or message is missing (GW-5).
         if "thread" in text or "topic" in text:
             missing = Missing.THREAD
         elif "message" in text:
@@ -270,7 +271,7 @@ class TelegramPoller:
     that unconfirmed ones are yielded again after a crash. After the last update of a response, the next poll waits until all of them have been
     confirmed.
 
-    An error of a poll is raised as `PlatformError`; iterating again continues from the same place. Cancelling an iteration loses nothing.
+    A failed poll raises `PlatformError`; iterating again continues at the same offset. Cancelling an iteration loses no update.
     """
 
     def __init__(self, client: TelegramClient, timeout: int, allowed_updates: tuple[str, ...]) -> None:
@@ -286,7 +287,7 @@ class TelegramPoller:
 
     @property
     def unconfirmed(self) -> frozenset[int]:
-        """Return the ids that were yielded and not confirmed."""
+        """Return the ids of the updates that were yielded and not confirmed."""
         return frozenset(self._given)
 
     def __aiter__(self) -> Self:
@@ -311,9 +312,9 @@ class TelegramPoller:
             self._all_confirmed.set()
 
     async def flush(self) -> None:
-        """Send the confirmations to the Bot API, without waiting for new updates. Call it before ending.
+        """Send the confirmations to the Bot API, without waiting for new updates. Call it before closing the client.
 
-        Otherwise they would be sent only with the next poll, and a restart would receive the updates again.
+        Otherwise the next poll would send them, and after a restart the updates would be received again.
         """
         offset = min(self._given) if self._given else self._offset
         if offset is not None:

@@ -123,7 +123,7 @@ def _answers(message: Message, bot: User) -> bool:
     answered = message.reply_to_message
     if answered is None or answered.sender is None or answered.sender.id != bot.id:
         return False
-    # Every message of a topic names the one that opened it, which nobody answers.
+    # Every message of a topic names the one that opened it, which is no reply.
     return answered.message_id != message.message_thread_id
 
 

@@ -2,13 +2,13 @@
 
 Everything said is in rows, so that closing a page or restarting the server loses nothing: the session's transcript, with reports of background work;
 replies outside any transcript (answers to commands, failures), which are the outbox rows of the chat; pending questions; and how far each key has
-read. Live events (text as it is written, tools, questions) go through a bounded feed of their owner, from which a page resumes.
+read. Live events (text as it is written, tools, questions) go through a bounded feed of their owner, from which a page resumes; `feeds.py` has those of
+other nodes.
 """
 
 from __future__ import annotations
 
 import re
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from hashlib import sha256
@@ -43,11 +43,9 @@ from hermes_trio.store import Page, SessionFilter
 from hermes_trio.store.records import ApprovalChoice, ApprovalRow, OutboxRow, SessionRow, StoredMessage
 
 from .attachments import WebAttachment, attached_files, compose_content, file_of, said_text
+from .feeds import NodeFeeds, OwnerFeed, waiting_messages
 
 __all__ = ["WebAdapter", "web_platform"]
-
-FEED_LENGTH: Final = 2000
-"""The number of events of one owner that are kept for pages that reconnect."""
 
 BATCH_SECONDS: Final = 0.05
 HEARTBEAT_SECONDS: Final = 15.0
@@ -113,32 +111,6 @@ class WebMark(msgspec.Struct, frozen=True, array_like=True):
     reply: int = 0
 
 
-class OwnerFeed:
-    """The live events of one owner: numbered, bounded, read by any number of pages."""
-
-    def __init__(self) -> None:
-        self.last = 0
-        self._events: deque[tuple[int, bytes]] = deque(maxlen=FEED_LENGTH)
-        self._wake = trio.Event()
-
-    def put(self, event: Mapping[str, Any]) -> None:
-        """Add an event, without waiting."""
-        self.last += 1
-        self._events.append((self.last, msgspec.json.encode(event)))
-        self._wake.set()
-        self._wake = trio.Event()
-
-    def after(self, number: int) -> list[tuple[int, bytes]] | None:
-        """Return the events after a number; None if they are no longer kept."""
-        if number > self.last or (self._events and number < self._events[0][0] - 1) or (not self._events and number):
-            return None
-        return [one for one in self._events if one[0] > number]
-
-    async def wait(self) -> None:
-        """Wait for the next event."""
-        await self._wake.wait()
-
-
 class WebAdapter(Adapter):
     """See the module. `mounts` are its addresses on the server; `store` is set when the gateway opens."""
 
@@ -148,9 +120,7 @@ class WebAdapter(Adapter):
     store: WebStore
 
     def __init__(self) -> None:
-        self._feeds: dict[str, OwnerFeed] = {}
-        self._live: dict[str, list[Mapping[str, Any]]] = {}
-        """What happened in a conversation since its last turn was committed, for a page that is opened meanwhile."""
+        self.feeds = NodeFeeds()
         self._ids = Ids()
         self._epoch = self._ids.hex(8)
 
@@ -158,8 +128,9 @@ class WebAdapter(Adapter):
 
     async def run(self, connected: Callable[[], None]) -> None:
         """Wait until cancelled: messages arrive over HTTP, through the mounts."""
-        connected()
-        await trio.sleep_forever()
+        async with self.feeds.open():
+            connected()
+            await trio.sleep_forever()
 
     async def send(self, message: Outgoing) -> SendResult:
         """Notify the pages of its owner of a message, which they read from its row. A page that is not open finds it later."""
@@ -192,25 +163,7 @@ class WebAdapter(Adapter):
         self._tell(chat, {"event": "turn.ended", "turn": outcome.turn_id, "state": outcome.state.value})
 
     def _tell(self, chat: str, event: Mapping[str, Any]) -> None:
-        owner, _, name = chat.partition(".")
-        match event["event"]:
-            case "turn.ended":
-                self._forget(chat)
-            case "message" | "seen":
-                pass
-            case _:
-                live = self._live.setdefault(chat, [])
-                if len(live) < FEED_LENGTH:
-                    live.append(event)
-        feed = self._feeds.get(owner)
-        if feed is not None:
-            feed.put({**event, "conversation": name})
-
-    def _forget(self, chat: str) -> None:
-        """Drop the live events of a turn that is in the transcript, except messages that wait for a turn of their own."""
-        waiting = _waiting(self._live.pop(chat, []))
-        if waiting:
-            self._live[chat] = waiting
+        self.feeds.tell(chat, event)
 
     # -- the addresses -------------------------------------------------------------------------------------------------------------
 
@@ -302,9 +255,10 @@ class WebAdapter(Adapter):
     async def _history(self, request: MountRequest) -> MountResponse:
         source = _source(request)
         chat = source.chat_id or ""
-        # Before the store is read: what is committed meanwhile is told behind this id, and read again.
-        event_id = f"{self._epoch}-{self._feed(request.caller).last}"
-        live = list(self._live.get(chat, ()))
+        await self.feeds.attach(_owner(request.caller))
+        # Before the store is read: what is committed meanwhile is also an event after this id.
+        event_id = f"{self._epoch}-{self.feeds.feed(_owner(request.caller)).last}"
+        happens = self.feeds.live_of(chat)
         key = session_key(source, PlatformSettings().isolation)
         replies = await self._replies(chat)
         while True:
@@ -314,10 +268,13 @@ class WebAdapter(Adapter):
             before, replies = replies, await self._replies(chat)
             if [one.id for one in before] == [one.id for one in replies]:
                 break
-        # A turn's reply is committed with its messages, a moment before its end is told: what it did live is among them already.
-        began = {one["turn"] for one in live if one["event"] == "turn.started"}
-        if began & {one.turn_id for one in replies}:
-            live = _waiting(live)
+        # A turn's reply is committed with its messages, a moment before the event of its end: its live events are among them already.
+        ended = {one.turn_id for one in replies}
+        live = [
+            event for events in happens for event in (waiting_messages(events) if ended & _turns(events) else events)
+        ]
+        begun = {one["said"]["id"] for events in happens for one in events if "said" in one}
+        live = [one for one in live if one["event"] != "said" or one["id"] not in begun]
         mark = WebMark(
             "" if row is None else row.id, offset + len(messages), max((one.id for one in replies), default=0)
         )
@@ -375,14 +332,17 @@ class WebAdapter(Adapter):
         if said.attachments and said.text.lstrip().startswith(self.command_prefix):
             raise MountProblem(400, "invalid_message", "A command cannot have attachments.")
         content = compose_content(said.text, said.attachments)
-        self._feed(request.caller)
+        self.feeds.feed(_owner(request.caller))
+        await self.feeds.attach(
+            _owner(request.caller)
+        )  # before the message is stored: its turn may begin on another node
         source = _source(request)
         chat = source.chat_id or ""
         if await self._mark(request.caller, chat) is None:
-            # Whoever writes wants to hear the answer: from here on it is counted.
+            # A writer's page waits for the answer: from here on it is counted as unread.
             await self._advance(request.caller, chat, WebMark())
         event_id = f"{chat}:{said.id}" if said.id else ""
-        # A page knows by the id that what was said and what a turn begins with are one message; without one, it is given one.
+        # By the id a page recognises that the message it shows and the input of a turn are the same; a message without an id gets one.
         id = said.id or self._ids.make("said_", 12)
         payload: dict[str, Any] = {"id": id}
         if said.attachments:
@@ -392,13 +352,9 @@ class WebAdapter(Adapter):
         )
         if received.disposition is Disposition.REFUSED:
             raise MountProblem(429, "mailbox_full", "Too many messages wait in this conversation.")
-        if received.disposition is Disposition.ACCEPTED and not self._began(chat, id):
+        if received.disposition is Disposition.ACCEPTED and not self.feeds.began(chat, id):
             self._tell(chat, {"event": "said", **_said(said.text, id, content)})
         return MountResponse({"object": "hermes.web.received", "receipt": received.disposition.value}, 202)
-
-    def _began(self, chat: str, id: str) -> bool:
-        """Return whether the turn of a message has begun: it has published the message."""
-        return any(one.get("said", {}).get("id") == id for one in self._live.get(chat, ()))
 
     async def _decide(self, request: MountRequest) -> MountResponse:
         try:
@@ -410,11 +366,16 @@ class WebAdapter(Adapter):
 
     async def _events(self, request: MountRequest) -> MountStream:
         await trio.lowlevel.checkpoint()
-        return MountStream(partial(self._follow, self._feed(request.caller), request.last_event_id))
+        return MountStream(partial(self._follow, _owner(request.caller), request.last_event_id))
 
-    async def _follow(self, feed: OwnerFeed, last: str, send: MountSend) -> None:
+    async def _follow(self, owner: str, last: str, send: MountSend) -> None:
+        async with self.feeds.page(owner) as followed:
+            await self._send_events(self.feeds.feed(owner), last, send, followed=followed)
+
+    async def _send_events(self, feed: OwnerFeed, last: str, send: MountSend, *, followed: bool) -> None:
+        """Send the events of an owner until cancelled. Unless other nodes were `followed` before, a page that resumes reads everything again."""
         epoch, _, number = last.partition("-")
-        known = epoch == self._epoch and number.isdecimal() and len(number) < 18
+        known = followed and epoch == self._epoch and number.isdecimal() and len(number) < 18
         at = int(number) if known else feed.last
         if (last and not known) or feed.after(at) is None:
             at = feed.last
@@ -438,9 +399,6 @@ class WebAdapter(Adapter):
 
     def _encode(self, number: int, body: bytes) -> bytes:
         return b"id: %b-%d\ndata: %b\n\n" % (self._epoch.encode(), number, body)
-
-    def _feed(self, caller: MountCaller) -> OwnerFeed:
-        return self._feeds.setdefault(_owner(caller), OwnerFeed())
 
 
 def _mount(name: str, method: str, path: str, handler: Any, summary: str, **more: Any) -> Mount:
@@ -490,10 +448,9 @@ def _question(row: ApprovalRow) -> dict[str, Any]:
     }
 
 
-def _waiting(live: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the messages of the live events whose turn has not begun."""
-    began = [one["said"]["id"] for one in live if one["event"] == "turn.started" and "said" in one]
-    return [one for one in live if one["event"] == "said" and one["id"] not in began]
+def _turns(live: Sequence[Mapping[str, Any]]) -> set[str]:
+    """Return the turns that have begun among live events."""
+    return {one["turn"] for one in live if one["event"] == "turn.started"}
 
 
 def _seen_key(caller: MountCaller, chat: str) -> str:

@@ -1,7 +1,7 @@
-"""Files that a person sends with a message, and those in a transcript: pictures and text.
+"""Converts attached files (pictures and text) to the content of a message, and finds them again in a transcript.
 
-A file becomes two parts of the message's content: a line with its name, and the picture; the text of a text file follows its name in the same part.
-So a model reads the names, providers get no unknown field, and the transcript alone is enough to return the files.
+A picture becomes two parts of the content: a line with its name, and the image. A text file becomes one part: its name, then its text. So the model
+reads the names, providers get no unknown field, and the files can be returned from the transcript alone.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ PICTURES: Final[Mapping[str, tuple[bytes, ...]]] = {
     "image/gif": (b"GIF87a", b"GIF89a"),
     "image/webp": (b"RIFF",),
 }
-"""Pictures that every vision model reads, with their first bytes."""
+"""The media types of pictures that vision models accept, with the first bytes of each."""
 
 _HEAD: Final = re.compile(r"\[File: ([^\]\n]*)\](?:\n|$)")
 _DATA: Final = re.compile(r"data:([a-z]+/[a-z0-9.+-]+);base64,", re.IGNORECASE)
 
 
 class WebAttachment(msgspec.Struct, forbid_unknown_fields=True):
-    """A file: `media` is its type, `data` its bytes in base64."""
+    """A file in a request: `media` is its type as the client gives it, `data` its bytes in base64."""
 
     name: str
     data: str
@@ -45,11 +45,13 @@ class WebAttachment(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def compose_content(text: str, files: Sequence[WebAttachment]) -> Content:
-    """Return the content of a message with files. Raises `MountProblem` for a file that no agent could read."""
+    """Return the content of a message with files. Raises `MountProblem` for too many files, and for a file that is too large or of an unsupported type."""
     if not files:
         return text
     if len(files) > MOST_FILES:
-        raise MountProblem(400, "too_many_attachments", f"A message can have {MOST_FILES} files, not {len(files)}.")
+        raise MountProblem(
+            400, "too_many_attachments", f"A message can have at most {MOST_FILES} files; this one has {len(files)}."
+        )
     parts: list[dict[str, Any]] = [{"type": "text", "text": text}] if text.strip() else []
     for file in files:
         parts += _parts(file)
@@ -68,12 +70,12 @@ def _parts(file: WebAttachment) -> Iterator[dict[str, Any]]:
         media = ""
     if media:
         if len(body) > MOST_PICTURE_BYTES:
-            raise _refused(name, f"a picture can have {MOST_PICTURE_BYTES:,} bytes, not {len(body):,}")
+            raise _refused(name, f"a picture can have at most {MOST_PICTURE_BYTES:,} bytes; this one has {len(body):,}")
         yield {"type": "text", "text": f"[File: {name}]"}
         yield {"type": "image_url", "image_url": {"url": f"data:{media};base64,{file.data}"}}
         return
     if len(body) > MOST_TEXT_BYTES:
-        raise _refused(name, f"a text file can have {MOST_TEXT_BYTES:,} bytes, not {len(body):,}")
+        raise _refused(name, f"a text file can have at most {MOST_TEXT_BYTES:,} bytes; this one has {len(body):,}")
     try:
         text = body.decode("utf-8")
     except UnicodeDecodeError:
@@ -88,7 +90,7 @@ def _refused(name: str, why: str) -> MountProblem:
 
 
 def _walk(content: Content) -> Iterator[tuple[int, str, str, Any]]:
-    """Yield the parts of a content: index, name of the file or empty, media type, and text or address."""
+    """Yield the parts of a message's content: the index, the file's name (empty for the message's own text), the media type, and the text or URL."""
     if isinstance(content, str):
         yield 0, "", "text/plain", content
         return
@@ -117,7 +119,7 @@ def said_text(content: Content) -> str:
 
 
 def attached_files(content: Content) -> list[dict[str, Any]]:
-    """Return the files of a message: names, types and sizes, and the part by which each is fetched (none for a picture at another address)."""
+    """Return the name, type and size of each file of a message, and the `part` by which it is fetched (None for a picture at an external URL)."""
     found: list[dict[str, Any]] = []
     for index, name, media, value in _walk(content):
         if name:
@@ -129,7 +131,7 @@ def attached_files(content: Content) -> list[dict[str, Any]]:
 
 
 def file_of(content: Content, part: int) -> MountFile | None:
-    """Return the file in one part of a content, or None."""
+    """Return the file in one part of a message's content; None if that part has no readable file."""
     for index, name, media, value in _walk(content):
         if index == part and name:
             if media == "text/plain":

@@ -335,7 +335,7 @@ def _comparison(operator: str, operand: object, where: str, problems: list[str])
             else:
                 return lambda found, value, read_file: found and _searches(pattern, value)
         case _:
-            problems.append(f"{where}: must be a text, not {operand!r}")
+            problems.append(f"{where}: must be a string, not {operand!r}")
     return lambda found, value, read_file: False
 
 

@@ -253,8 +253,13 @@ class WebhookReceiver:
             if delivery in self._direct:
                 return CallbackResponse.refusal(503, "this delivery is being handled", later)
             self._direct.add(delivery)
+            membership = self._messaging.runtime.membership
             try:
-                return await self._deliver_directly(route, delivery, place, text)
+                async with membership.holding(f"delivery {route.name} {delivery.once}"):
+                    # Another node may have delivered it while this one waited.
+                    if await self._messaging.store.delivery_known(route.name, delivery.once):
+                        return duplicate
+                    return await self._deliver_directly(route, delivery, place, text)
             finally:
                 self._direct.discard(delivery)
         waiting = await self._waiting() + self._accepting

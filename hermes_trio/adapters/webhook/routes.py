@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Final
-
-import attrs
+from typing import ClassVar, Final
 
 from hermes_trio.base.settings import SettingsError
+from hermes_trio.base.structs import RedactedStruct
 from hermes_trio.messaging.addresses import GITHUB_COMMENT, Address, comment_address
 from hermes_trio.messaging.one_shot import LOG
 from hermes_trio.messaging.platforms import Platforms
@@ -39,16 +38,16 @@ class UnknownAddress(ValueError):
     """Raised for an event that does not name its place of delivery. The text is for the sender."""
 
 
-@attrs.frozen(kw_only=True)
-class WebhookRoute:
+class WebhookRoute(RedactedStruct, frozen=True, kw_only=True):
     """See the module."""
 
+    hidden: ClassVar[tuple[str, ...]] = ("secrets", "platforms")
     name: str
     settings: RouteSettings
-    secrets: tuple[str, ...] = attrs.field(repr=False)
+    secrets: tuple[str, ...]
     filters: Filters
     insecure: bool
-    platforms: Platforms = attrs.field(repr=False)
+    platforms: Platforms
 
     def authenticate(self, headers: Iterable[tuple[str, str]], body: bytes, now: float) -> Verified | Rejected | None:
         """Return how a request is signed, or why it is not authentic; None if the route needs no authentication."""

@@ -94,7 +94,7 @@ _Headers: TypeAlias = Mapping[str, bytes]
 
 
 def insecure_allowed(secret: str | None, host: str | None) -> bool:
-    """Whether requests may go unauthenticated: the secret asks for it and the server is reachable from here only.
+    """Return whether requests may go unauthenticated: the secret asks for it and the server is reachable from here only.
 
     An unset host means every interface, so it counts as public.
     """
@@ -102,7 +102,7 @@ def insecure_allowed(secret: str | None, host: str | None) -> bool:
 
 
 def secret_problem(route: str, secret: str | None, host: str | None) -> str | None:
-    """Why this route must not be served with this secret on this host, or None if it may."""
+    """Return why this route must not be served with this secret on this host, or None if it may."""
     if not secret:
         return f"webhook route {route!r} has no secret: set its secret, or one for all routes"
     if secret == INSECURE_NO_AUTH and not insecure_allowed(secret, host):
@@ -116,7 +116,7 @@ def secret_problem(route: str, secret: str | None, host: str | None) -> str | No
 
 
 def scheme_problem(route: str, scheme: Scheme | None, secrets: Sequence[str]) -> str | None:
-    """Why this route's secrets cannot verify its scheme, or None if they can."""
+    """Return why this route's secrets cannot verify its scheme, or None if they can."""
     if scheme is None or scheme in SIGNED_MESSAGES or not any(secret.startswith(PUBLIC_KEY) for secret in secrets):
         return None
     fitting = " or ".join(sorted(one.value for one in SIGNED_MESSAGES))
@@ -247,7 +247,7 @@ _CHECKS: Final[Mapping[Scheme, Callable[[_Headers, Sequence[str], bytes, float],
 
 
 def _raw(value: str) -> bytes:
-    """The bytes of a header value; servers hand them over decoded as Latin-1."""
+    """Return the bytes of a header value; servers hand them over decoded as Latin-1."""
     try:
         return value.encode("latin-1")
     except UnicodeEncodeError:

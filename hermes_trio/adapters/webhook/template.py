@@ -23,7 +23,7 @@ _PLACEHOLDER: Final = re.compile(r"\{([A-Za-z0-9_.]+)\}")
 
 
 def render_prompt(template: str, event: WebhookEvent) -> LiteralText:
-    """The prompt for an event; an empty template describes the event and shows its payload."""
+    """Return the prompt for an event; an empty template describes the event and shows its payload."""
     if not template.strip():
         return LiteralText(
             f"The webhook route {event.route!r} received the event {event.name!r}. Its payload:\n\n{_raw(event)}"
@@ -32,7 +32,7 @@ def render_prompt(template: str, event: WebhookEvent) -> LiteralText:
 
 
 def render_extra(extra: Mapping[str, object], event: WebhookEvent) -> dict[str, object]:
-    """A route's delivery settings with the placeholders in their texts replaced; other values stay as they are."""
+    """Return a route's delivery settings with the placeholders in their texts replaced; other values stay as they are."""
     return {name: _render(value, event) if isinstance(value, str) else value for name, value in extra.items()}
 
 

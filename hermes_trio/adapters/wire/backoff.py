@@ -6,7 +6,7 @@ import math
 import random
 from typing import final
 
-import attrs
+import msgspec
 import trio
 
 from hermes_trio.messaging.errors import PlatformError
@@ -14,15 +14,14 @@ from hermes_trio.messaging.errors import PlatformError
 __all__ = ["Backoff", "Reconnection"]
 
 # A connection that lived this many first delays was a good one.
-GOOD_LIFE = 10
+STABLE_FACTOR = 10
 
 
 @final
-@attrs.frozen
-class Backoff:
+class Backoff(msgspec.Struct, frozen=True):
     """Exponential delays with jitter, for fewer than `attempts` failures in a row.
 
-    After that the failure is the owner's: short faults are ridden out here, long ones belong to a supervisor that
+    After that the failure is the owner's: short faults are retried here, long ones belong to a supervisor that
     backs off for minutes and can be seen doing so.
     """
 
@@ -31,37 +30,37 @@ class Backoff:
     attempts: int = 6
 
     def delay(self, failures: int) -> float:
-        """Seconds to wait after this many failures in a row, at least 1."""
+        """Return the seconds to wait after this many failures in a row, at least 1."""
         full = min(self.cap, self.first * 2.0 ** (failures - 1))
         return full * (0.5 + random.random() / 2)
 
 
 @final
 class Reconnection:
-    """Counts how a connection's attempts went, and says how long to wait before the next."""
+    """Counts the failed attempts of a connection, and computes the delay before the next one."""
 
     def __init__(self, backoff: Backoff) -> None:
         self._backoff = backoff
         self._failures = 0
-        self._short_lives = 0
+        self._short_connections = 0
         self._ready_at = -math.inf
         self.count = 0
 
     def ready(self) -> None:
-        """A connection is up."""
+        """Record that a connection is up."""
         self._failures = 0
         self._ready_at = trio.current_time()
 
     def lost(self) -> float:
-        """A connection that was up has ended. It is replaced at once, unless such ones keep breaking."""
+        """Record that a connection has ended; return the delay before the next one: none, unless connections keep breaking."""
         self.count += 1
-        if trio.current_time() - self._ready_at > GOOD_LIFE * self._backoff.first:
-            self._short_lives = 0
-        self._short_lives += 1
-        return 0.0 if self._short_lives == 1 else self._backoff.delay(self._short_lives - 1)
+        if trio.current_time() - self._ready_at > STABLE_FACTOR * self._backoff.first:
+            self._short_connections = 0
+        self._short_connections += 1
+        return 0.0 if self._short_connections == 1 else self._backoff.delay(self._short_connections - 1)
 
     def failed(self, error: PlatformError) -> float:
-        """An attempt failed. Raises the error if it is permanent or one too many."""
+        """Record a failed attempt; return the delay before the next one. Raises the error if it is permanent or one too many."""
         self.count += 1
         self._failures += 1
         if error.permanent or self._failures >= self._backoff.attempts:

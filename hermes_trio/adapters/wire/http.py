@@ -1,6 +1,6 @@
 """One HTTP link to one platform: a connection pool, a deadline for each call, and no secret in any text.
 
-The link speaks to httpx2's transport and not to its client, because the client logs every URL and Telegram's URLs
+The link uses httpx2's transport and not its client, because the client logs every URL and Telegram's URLs
 hold the bot token. A `PlatformClient` owns its link; leaving the client closes every pooled connection.
 """
 
@@ -10,13 +10,13 @@ import functools
 import ssl
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, Self, final
+from typing import Any, ClassVar, Self, final
 
-import attrs
 import httpx2
 import msgspec
 import trio
 
+from hermes_trio.base.structs import RedactedStruct
 from hermes_trio.messaging.errors import PlatformError, PlatformErrorKind, Redaction
 
 __all__ = ["HttpLink", "PlatformClient", "PlatformResponse"]
@@ -31,27 +31,27 @@ MAX_ANSWER_BYTES = 32 * 1024 * 1024
 
 @functools.cache
 def verifying_tls() -> ssl.SSLContext:
-    """The process's TLS client settings. Reading the trust store takes about 20 ms, so it is read once."""
+    """Return the process's TLS client settings. Reading the trust store takes about 20 ms, so it is read once."""
     return httpx2.create_ssl_context()
 
 
 @functools.cache
 def _no_tls() -> ssl.SSLContext:
-    # Trusts nobody: a plain-HTTP link that is sent to an https address fails instead of trusting it unread.
+    # Has no trusted certificates: a plain-HTTP link that is sent to an https address fails instead of trusting it unread.
     return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
 @final
-@attrs.frozen
-class PlatformResponse:
+class PlatformResponse(RedactedStruct, frozen=True):
     """A complete HTTP answer. Header names are lower-case."""
 
+    hidden: ClassVar[tuple[str, ...]] = ("body",)
     status: int
     headers: Mapping[str, str]
-    body: bytes = attrs.field(repr=False)
+    body: bytes
 
     def decode(self) -> Any:
-        """The JSON value of the body, or None where the body is not JSON (a proxy's error page)."""
+        """Return the JSON value of the body, or None where the body is not JSON (a proxy's error page)."""
         try:
             return msgspec.json.decode(self.body)
         except (msgspec.DecodeError, UnicodeDecodeError):

@@ -15,7 +15,7 @@ __all__ = ["open_platform_socket"]
 
 @functools.cache
 def _dialer(proxy: str | None) -> Dialer:
-    """One for each proxy: its TLS context is made once."""
+    """Return the dialer of a proxy: one for each, because its TLS context is made once."""
     return Dialer(proxies=None if proxy is None else Proxies.through(proxy))
 
 

@@ -225,7 +225,7 @@ def _inline_code(words: list[str], flags: tuple[str, ...]) -> str | None:
 
 
 def inspect_code(shell_walk: Shell, code: str, excerpt: str, depth: int = 0) -> None:
-    """Look for hard-blocked acts in code of another language: strings that it runs and folders that it deletes."""
+    """Find hard-blocked acts in code of another language: strings that it runs and folders that it deletes."""
     shell_walk.step()
     if REMOTE in code:
         shell_walk.flag(Category.REMOTE_CODE, "runs downloaded text", excerpt)

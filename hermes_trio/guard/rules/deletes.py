@@ -71,7 +71,7 @@ def unlink(call: Call) -> str:
 
 
 def find(call: Call) -> str:
-    """A search that deletes or runs: judged with its start folders in the place of what it finds."""
+    """Judge a search that deletes or runs, with its start folders in the place of what it finds."""
     starts, rest = _find_starts(call.raw)
     narrow = _is_narrow(rest)
     shell = call.shell
@@ -202,7 +202,7 @@ def _input_items(stdin: str | None, delimiter: str | None) -> list[str]:
 
 
 def rsync(call: Call) -> str | None:
-    """A mirror with --delete empties its target; -e runs a program."""
+    """Flag --delete, which empties the target, and -e, which runs a program."""
     options = scan(
         call.raw, ("-e", "--rsh", "--exclude", "--include", "--files-from", "--rsync-path", "-f", "--filter")
     )

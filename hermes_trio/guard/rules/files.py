@@ -28,7 +28,7 @@ def chmod(call: Call) -> str:
     recursive = any(re.match(r"-[a-zA-Z]*R|--recursive", word) for word in call.arguments)
     octal = mode.lstrip("=+-") if _OCTAL.match(mode.lstrip("=+-")) else ""
     if (octal and int(octal[-1]) & 2) or _WORLD_WRITE.search(mode):
-        call.flag(Category.OPEN_PERMISSIONS, "makes files writable for everybody")
+        call.flag(Category.OPEN_PERMISSIONS, "makes files world-writable")
     state = call.shell.state
     if recursive and any(precious(target, state.cwds, state.home) for target in targets):
         call.flag(Category.OPEN_PERMISSIONS, "changes permissions of a system root recursively")
@@ -65,7 +65,7 @@ def copy(call: Call) -> str:
 
 
 def link(call: Call) -> str:
-    """A symbolic link makes one path lead to another."""
+    """Follow a symbolic link, which makes one path lead to another."""
     options = scan(call.arguments, ("-t", "--target-directory", "-S", "--suffix"))
     operands = options.operands
     if options.has("-s", "--symbolic") and operands:

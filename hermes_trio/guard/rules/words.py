@@ -60,7 +60,7 @@ _ROWS: Final = (
     ("socat", r"(?i)\b(?:exec|system):", Category.REMOTE_CODE, "connects a program to the network"),
     # privilege
     ("su pkexec doas visudo usermod useradd adduser groupadd gpasswd passwd chpasswd setcap nsenter unshare capsh chroot", r"",
-     Category.PRIVILEGE, "runs as, or makes, somebody with other rights"),
+     Category.PRIVILEGE, "runs as, or creates, a user with other rights"),
     ("chmod", r"(?:^| )(?:[ugo]*[+=][rwxX]*s|0?[2467][0-7]{3}\b)", Category.PRIVILEGE, "makes a program run with its owner's rights"),
     ("install", r"(?:-m|--mode)[= ]?0?[2467][0-7]{3}\b", Category.PRIVILEGE, "makes a program run with its owner's rights"),
     ("docker podman nerdctl",
@@ -97,7 +97,7 @@ _ROWS: Final = (
     ("cloudflared", r"^tunnel", Category.UPLOAD, "opens this machine to the internet"),
     ("dig nslookup host ping", r"[\uf8e0\uf8e1]\S*\.|-p [\uf8e0\uf8e1]", Category.UPLOAD, "sends data in a name or a packet"),
     # what outlives the session
-    ("ssh-copy-id update-ca-certificates", r"", Category.PERSISTENCE, "lets somebody in from now on"),
+    ("ssh-copy-id update-ca-certificates", r"", Category.PERSISTENCE, "opens access to this machine from now on"),
     ("systemctl", r"^(?:--user )?(?:enable|link|edit)\b", Category.PERSISTENCE, "starts a program with the machine"),
     ("systemd-run", r"--on-|--timer", Category.PERSISTENCE, "starts a program later"),
     ("at batch", r"", Category.PERSISTENCE, "starts a program later"),

@@ -194,7 +194,7 @@ def _reply(row: OutboxRow) -> OutboxBody:
         attempts=row.attempts,
         next_at=row.next_at,
         error=row.error,
-        maybe_duplicate=row.maybe_duplicate,
+        maybe_duplicate=row.maybe_duplicate > 0,
         created_at=row.created_at,
         settled_at=row.settled_at,
     )

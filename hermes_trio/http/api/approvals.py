@@ -171,7 +171,7 @@ async def _grants(request: Request) -> list[Grant]:
 
 
 async def list_grants(request: Request) -> HandlerResult:
-    """What was allowed with `always`; for the operator also what was allowed for a run or a conversation that is still open."""
+    """Return what was allowed with `always`; for the operator also what was allowed for a run or a conversation that is still open."""
     return Response.of(
         GrantList([GrantBody(one.id, one.scope, one.category, one.granted_at) for one in await _grants(request)])
     )

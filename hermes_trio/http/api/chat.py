@@ -1,7 +1,7 @@
 """`POST /v1/chat/completions`, plain and streaming.
 
-A turn belongs to its request: a client that leaves cancels it at once, and the partial answer is stored as incomplete. With `X-Hermes-On-Disconnect:
-detach` a run does the turn instead, which continues when the client leaves.
+A turn belongs to its request: a client that disconnects cancels it at once, and the partial answer is stored as incomplete. With `X-Hermes-On-Disconnect:
+detach` a run does the turn instead, which continues when the client disconnects.
 
 Tools of the server run in the turn and are not in `tool_calls`; a turn in which the model calls a tool of the client ends with that call.
 """
@@ -20,7 +20,8 @@ from msgspec import Meta
 
 from hermes_trio.agent.model import ModelOptions, TurnOptions
 from hermes_trio.http.auth import RequiredScope
-from hermes_trio.http.client_calls import client_calls, kept_steps, restore_steps, split_results
+from hermes_trio.http.client_retries import note_disconnect, refuse_retry
+from hermes_trio.http.client_tools import chat_choice, chat_tool_calls, chat_tools, split_results
 from hermes_trio.http.content import Content, flat_text, has_content, normalise, text_of
 from hermes_trio.http.errors import NOT_AGAIN, ApiError, redact_text, retry_after
 from hermes_trio.http.inputs import (
@@ -32,8 +33,6 @@ from hermes_trio.http.inputs import (
 )
 from hermes_trio.http.parameters import (
     CHAT_PARAMETERS,
-    chat_choice,
-    chat_tools,
     format_option,
     number_option,
     read_plain_or_full,
@@ -41,12 +40,12 @@ from hermes_trio.http.parameters import (
     whole_option,
     word_option,
 )
-from hermes_trio.http.repetitions import note_departure, refuse_repetition
 from hermes_trio.http.requests import EventStream, HandlerResult, Request, Response, encode_json
 from hermes_trio.http.routing import Route
 from hermes_trio.http.schemas import ON_DISCONNECT, LooseBool, MessageContent
-from hermes_trio.http.streams import Bell, StreamWriter, TurnEvents, named_event
+from hermes_trio.http.streams import StreamWakeup, StreamWriter, TurnEvents, named_event
 from hermes_trio.http.turns import SessionClaim
+from hermes_trio.http.unseen_steps import kept_steps, restore_steps
 from hermes_trio.runtime.errors import AgentFailed, BudgetExhausted
 from hermes_trio.runtime.event_log import LogEvent
 from hermes_trio.runtime.outcome import CancelCause, Outcome, TurnState, Usage
@@ -266,7 +265,7 @@ def _read_with_calls(body: PlainChatRequest, public_model: str) -> AskedTurn:
                 raise ApiError(400, f"{where}.tool_call_id is missing.", param=f"{where}.tool_call_id")
             messages.append(Message(role="tool", content=content, tool_call_id=call_id))
         elif message.role == "assistant":
-            calls = client_calls(message.tool_calls, f"{where}.tool_calls") if message.tool_calls else ()
+            calls = chat_tool_calls(message.tool_calls, f"{where}.tool_calls") if message.tool_calls else ()
             messages.append(Message(role="assistant", content=content, tool_calls=calls))
         elif message.role == "user":
             messages.append(Message(role="user", content=content))
@@ -366,13 +365,13 @@ async def create_chat_completion(request: Request) -> HandlerResult:
     run_id = request.core.ids.make("run_") if detaches(request) else ""
     if asked.stream:
         return EventStream(lambda writer: _stream(request, asked, writer, run_id))
-    await refuse_repetition(request)
+    await refuse_retry(request)
     once_key = idempotency_key(request)
     named = session_id_header(request)
     if not once_key and not named and not asked.tools and not run_id:
         # Most requests: no context that is not needed is opened for them.
         with request.core.turns.derived(request.caller, asked.opening, key) as claim:
-            hooks = TurnHooks(also=partial(note_departure, request))
+            hooks = TurnHooks(also=partial(note_disconnect, request))
             outcome = await request.core.turns.run(claim, asked.input, hooks)
         return _render(request, asked, outcome, claim.headers())
     route = f"chat {named} {key}"
@@ -380,18 +379,17 @@ async def create_chat_completion(request: Request) -> HandlerResult:
         if once.replayed is not None:
             return once.replayed
         async with turn_session(request, asked) as (claim, input):
-            headers = claim.headers(run_id)
             rendered: list[Response] = []
 
             def also(turn: Turn, outcome: Outcome) -> list[object]:
-                rendered.append(_render(request, asked, outcome, headers))
+                rendered.append(_render(request, asked, outcome, claim.headers(run_id)))
                 records = once.record(rendered[0]) + unseen_steps(request, asked, outcome)
-                return records + note_departure(request, turn, outcome)
+                return records + note_disconnect(request, turn, outcome)
 
             outcome = await run_here_or_detached(request, claim, input, TurnHooks(also=also), run_id)
     if rendered and outcome.committed:
         return rendered[0]
-    return _render(request, asked, outcome, headers)
+    return _render(request, asked, outcome, claim.headers(run_id))
 
 
 def unseen_steps(request: Request, asked: AskedTurn, outcome: Outcome) -> list[object]:
@@ -406,7 +404,7 @@ async def run_here_or_detached(
 ) -> Outcome:
     """Run a request's turn in this task or, with `run_id`, in a run, and wait for its end.
 
-    Cancelling means that the client has left: a turn is cancelled, a run continues.
+    Cancelling means that the client has disconnected: a turn is cancelled, a run continues.
     """
     if not run_id:
         return await request.core.turns.run(claim, input, hooks)
@@ -423,7 +421,9 @@ def finish_reason_of(outcome: Outcome) -> str:
     return outcome.finish_reason or "stop"
 
 
-_HOPELESS: Final = frozenset({"model_auth", "model_bad_request", "model_context_overflow", "model_content_filter"})
+_PERMANENT_ERRORS: Final = frozenset(
+    {"model_auth", "model_bad_request", "model_context_overflow", "model_content_filter"}
+)
 """Failures that a retry of the request would meet again."""
 
 
@@ -444,7 +444,7 @@ def failure_of(outcome: Outcome) -> ApiError | None:
             headers=(*(pair for pair in failure.headers if pair[0] != b"retry-after"), NOT_AGAIN),
             more=failure.more or {"hermes": {"error_code": failure.code or outcome.error_code or "agent_error"}},
         )
-    if outcome.error_code in _HOPELESS:
+    if outcome.error_code in _PERMANENT_ERRORS:
         failure.headers = (*failure.headers, NOT_AGAIN)
     return failure
 
@@ -574,7 +574,7 @@ class _Chunks:
 
 async def _stream(request: Request, asked: AskedTurn, writer: StreamWriter, run_id: str) -> None:
     async with turn_session(request, asked) as (claim, input):
-        events = _ChatEvents(request, asked, writer, claim.headers(run_id))
+        events = _ChatEvents(request, asked, writer, partial(claim.headers, run_id))
         hooks = TurnHooks(also=lambda turn, outcome: unseen_steps(request, asked, outcome)) if asked.tools else NO_HOOKS
         await stream_turn(request, claim, input, events, hooks, run_id=run_id)
 
@@ -583,7 +583,11 @@ class _ChatEvents:
     """Writes the events of a turn as chunks."""
 
     def __init__(
-        self, request: Request, asked: AskedTurn, writer: StreamWriter, headers: list[tuple[bytes, bytes]]
+        self,
+        request: Request,
+        asked: AskedTurn,
+        writer: StreamWriter,
+        headers: Callable[[], list[tuple[bytes, bytes]]],
     ) -> None:
         self._asked = asked
         self._writer = writer
@@ -618,7 +622,7 @@ class _ChatEvents:
 
     async def open(self) -> None:
         """Write the head and the role."""
-        await self._writer.open(self._chunks.role(), self._headers)
+        await self._writer.open(self._chunks.role(), self._headers())
 
     async def write(self) -> None:
         """Write what was taken."""
@@ -683,17 +687,17 @@ async def stream_turn(
 ) -> None:
     """Run a turn and write its events while it runs. If the turn is refused, raise before the stream is opened.
 
-    Cancelling it means that the client has left: the turn is cancelled, too, and its end is still stored. With `run_id` a run of that id does the
+    Cancelling it means that the client has disconnected: the turn is cancelled, too, and its end is still stored. With `run_id` a run of that id does the
     turn, and continues.
     """
-    bell = Bell()
+    wakeup = StreamWakeup()
     admitted = trio.Event()
     outcome: Outcome | None = None
     refusal: Exception | None = None
 
     def sink(event: Mapping[str, Any]) -> None:
         events.take(event)
-        bell.ring()
+        wakeup.set()
 
     def start(turn: Turn) -> None:
         admitted.set()
@@ -711,17 +715,17 @@ async def stream_turn(
         except Exception as error:  # handed to the writing task, which raises it outside of the nursery
             refusal = error
         finally:
-            bell.close()
+            wakeup.close()
             admitted.set()
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(run)
         await admitted.wait()
         if refusal is None:
-            nursery.start_soon(bell.beat)
+            nursery.start_soon(wakeup.beat)
             await events.open()
-            while not bell.closed:
-                if await bell.wait():
+            while not wakeup.closed:
+                if await wakeup.wait():
                     await events.write()
                 else:
                     await events.keep_alive()

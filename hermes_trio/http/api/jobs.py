@@ -117,7 +117,7 @@ def _check(fields: dict[str, Any]) -> dict[str, Any]:
             least = 1 if name in ("name", "schedule", "prompt") else 0
             if not isinstance(value, str) or not least <= len(value.strip()) or len(value) > most:
                 raise ApiError(
-                    400, f"{name} must be a text of {least} to {most} characters.", code="invalid_job", param=name
+                    400, f"{name} must be a string of {least} to {most} characters.", code="invalid_job", param=name
                 )
     deadline = fields.get("deadline")
     if deadline is not None and (

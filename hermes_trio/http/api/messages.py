@@ -6,7 +6,8 @@ The key may be in `x-api-key`, and errors have that API's shape. Tools of the se
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final, cast
 
 import msgspec
@@ -14,7 +15,8 @@ import msgspec
 from hermes_trio.agent.compaction import estimate_tokens
 from hermes_trio.agent.model import ModelOptions, ToolChoice, TurnOptions
 from hermes_trio.http.auth import RequiredScope
-from hermes_trio.http.client_calls import split_results
+from hermes_trio.http.client_retries import note_disconnect, refuse_retry
+from hermes_trio.http.client_tools import function_tools, split_results
 from hermes_trio.http.content import Content, flat_text, has_content, normalise, text_of
 from hermes_trio.http.errors import ApiError, anthropic_error_type
 from hermes_trio.http.inputs import detaches, loose_bool
@@ -22,12 +24,10 @@ from hermes_trio.http.parameters import (
     MESSAGES_PARAMETERS,
     check_parameters,
     format_option,
-    function_tools,
     number_option,
     stop_option,
     word_option,
 )
-from hermes_trio.http.repetitions import note_departure, refuse_repetition
 from hermes_trio.http.requests import EventStream, HandlerResult, Request, Response
 from hermes_trio.http.routing import Route
 from hermes_trio.http.schemas import ON_DISCONNECT, LooseBool
@@ -156,7 +156,7 @@ def _blocks(content: Any, place: str) -> list[dict[str, Any]]:
     if isinstance(content, str):
         return [{"type": "text", "text": content}]
     if not isinstance(content, list) or any(not isinstance(block, dict) for block in cast("list[Any]", content)):
-        raise ApiError(400, f"{place} must be a text or a list of content blocks.", param=place)
+        raise ApiError(400, f"{place} must be a string or a list of content blocks.", param=place)
     return cast("list[dict[str, Any]]", content)
 
 
@@ -175,7 +175,7 @@ def _image(block: dict[str, Any], place: str) -> dict[str, Any]:
 def _identity(block: dict[str, Any], name: str, place: str) -> str:
     value = block.get(name)
     if not isinstance(value, str) or not value:
-        raise ApiError(400, f"{place}.{name} must be a text.", param=f"{place}.{name}")
+        raise ApiError(400, f"{place}.{name} must be a string.", param=f"{place}.{name}")
     return value
 
 
@@ -312,11 +312,11 @@ async def create_message(request: Request) -> HandlerResult:
     message_id = request.core.ids.make("msg_", 24)
     if asked.stream:
         return EventStream(lambda writer: _stream(request, asked, message_id, writer, run_id))
-    await refuse_repetition(request)
+    await refuse_retry(request)
     async with turn_session(request, asked) as (claim, input):
 
         def also(turn: Turn, outcome: Outcome) -> list[object]:
-            return unseen_steps(request, asked, outcome) + note_departure(request, turn, outcome)
+            return unseen_steps(request, asked, outcome) + note_disconnect(request, turn, outcome)
 
         outcome = await run_here_or_detached(request, claim, input, TurnHooks(also=also), run_id)
     failure = _failure(outcome)
@@ -356,7 +356,7 @@ def _arguments(call: ToolCall) -> Any:
 async def _stream(request: Request, asked: AskedTurn, message_id: str, writer: StreamWriter, run_id: str) -> None:
     async with turn_session(request, asked) as (claim, input):
         start = MessagesBody(message_id, asked.model, [], MessageUsage(0, 0))
-        events = _MessageEvents(start, writer, claim.headers(run_id))
+        events = _MessageEvents(start, writer, partial(claim.headers, run_id))
         hooks = TurnHooks(also=lambda turn, outcome: unseen_steps(request, asked, outcome))
         await stream_turn(request, claim, input, events, hooks, run_id=run_id)
 
@@ -364,7 +364,9 @@ async def _stream(request: Request, asked: AskedTurn, message_id: str, writer: S
 class _MessageEvents:
     """Writes the events of a turn as those of the Messages API. Unwritten text is joined."""
 
-    def __init__(self, start: MessagesBody, writer: StreamWriter, headers: list[tuple[bytes, bytes]]) -> None:
+    def __init__(
+        self, start: MessagesBody, writer: StreamWriter, headers: Callable[[], list[tuple[bytes, bytes]]]
+    ) -> None:
         self._start = start
         self._writer = writer
         self._headers = headers
@@ -416,7 +418,7 @@ class _MessageEvents:
     async def open(self) -> None:
         """Write the head, and an empty message."""
         first = named_event("message_start", {"type": "message_start", "message": self._start})
-        await self._writer.open(first, self._headers)
+        await self._writer.open(first, self._headers())
 
     async def write(self) -> None:
         """Write what was taken."""

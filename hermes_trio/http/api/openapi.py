@@ -26,11 +26,11 @@ _REASONS: Final = {
     413: "The body is too large.",
     421: "The server does not answer for this host name.",
     424: "The turn failed after its tools had run; do not repeat it blindly.",
-    429: "Too many at once; come back after `Retry-After`.",
+    429: "Too many at once; retry after `Retry-After`.",
     500: "The server failed; its log has the details.",
     501: "This server does not have that.",
     502: "The agent ended without an answer.",
-    503: "The server takes no new work now; come back after `Retry-After`.",
+    503: "The server accepts no new work now; retry after `Retry-After`.",
 }
 _ID_SCHEMA: Final = {"type": "string", "minLength": 1, "maxLength": 256, "pattern": "^[A-Za-z0-9_.-]+$"}
 

@@ -31,7 +31,7 @@ class _Reader:
         self._results: list[tuple[Message, str]] = []
 
     def message(self, message: Message, place: str) -> None:
-        """Add a message that is no call."""
+        """Add a message that is not a call."""
         self._flush()
         self.messages.append((message, place))
 
@@ -45,7 +45,7 @@ class _Reader:
             self.messages.append((Message(role="assistant", tool_calls=(call,)), place))
 
     def server_call(self, call: ToolCall, result: str, place: str) -> None:
-        """Add a call of the server with its result. The result comes behind all calls of the same message."""
+        """Add a call of the server with its result. The result is placed after all calls of the same message."""
         self.call(call, place)
         self._results.append((Message(role="tool", content=result, tool_call_id=call.id, tool_name=call.name), place))
 
@@ -69,7 +69,7 @@ async def read_items(request: Request, value: Any) -> list[tuple[Message, str]]:
     if isinstance(value, str):
         return [(Message(role="user", content=value), "input")]
     if not isinstance(value, list):
-        raise ApiError(400, "input must be a text or a list of messages.", param="input")
+        raise ApiError(400, "input must be a string or a list of messages.", param="input")
     reader = _Reader()
     for number, item in enumerate(cast("list[Any]", value)):
         place = f"input[{number}]"
@@ -81,7 +81,7 @@ async def read_items(request: Request, value: Any) -> list[tuple[Message, str]]:
                 table = await _referenced(request, table.get("id"), place)
             _read_item(reader, table, place)
         else:
-            raise ApiError(400, f"{place} must be a text or a message.", param=place)
+            raise ApiError(400, f"{place} must be a string or a message.", param=place)
     return reader.end()
 
 
@@ -90,7 +90,7 @@ def _read_item(reader: _Reader, item: dict[str, Any], place: str) -> None:
         case "message":
             role: Any = item.get("role", "user")
             if not isinstance(role, str):
-                raise ApiError(400, f"{place}.role must be a text.", param=f"{place}.role")
+                raise ApiError(400, f"{place}.role must be a string.", param=f"{place}.role")
             content = normalise(item.get("content"), f"{place}.content")
             reader.message(Message(role="system" if role == "developer" else role, content=content), place)
         case "function_call":
@@ -126,7 +126,7 @@ def _read_item(reader: _Reader, item: dict[str, Any], place: str) -> None:
 def _required(item: dict[str, Any], name: str, place: str) -> str:
     value = item.get(name)
     if not isinstance(value, str) or not value:
-        raise ApiError(400, f"{place}.{name} must be a text.", param=f"{place}.{name}")
+        raise ApiError(400, f"{place}.{name} must be a string.", param=f"{place}.{name}")
     return value
 
 
@@ -141,7 +141,7 @@ async def _referenced(request: Request, item_id: Any, place: str) -> dict[str, A
     raise ApiError(404, f"There is no stored item {str(item_id)[:64]!r}.", code="item_not_found", param=f"{place}.id")
 
 
-# -- the way back ------------------------------------------------------------------------------------------------------------------
+# -- from messages to items ---------------------------------------------------------------------------------------------------------
 
 
 def input_items_of(response_id: str, transcript: Sequence[Message]) -> list[dict[str, Any]]:

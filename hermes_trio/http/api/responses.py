@@ -1,7 +1,7 @@
 """`/v1/responses`, plain and streaming: turns whose responses can be read, continued and deleted later.
 
 A stored response holds the answer and its transcript, and is committed with its turn. A conversation's name points to its newest response; of two
-turns that start from the same one, only one can advance it. A client that leaves cancels the turn, and the response is stored as incomplete.
+turns that start from the same one, only one can advance it. A client that disconnects cancels the turn, and the response is stored as incomplete.
 
 A background response, and that of a request that detaches, is made by a run whose id has the same digits. It can be read while it is made, streamed
 again from any event on, and cancelled; one that a crash interrupted is `failed`.
@@ -20,21 +20,20 @@ from msgspec import Meta
 from hermes_trio.agent.loop import with_results
 from hermes_trio.agent.model import ModelOptions, TurnOptions
 from hermes_trio.http.auth import RequiredScope
-from hermes_trio.http.client_calls import kept_steps, opening_of, restore_steps, split_results
+from hermes_trio.http.client_retries import note_disconnect, refuse_retry
+from hermes_trio.http.client_tools import function_tools, response_choice, split_results
 from hermes_trio.http.content import Content, has_content, normalise, text_of
 from hermes_trio.http.errors import NOT_AGAIN, ApiError, not_found, redact_text, translate
+from hermes_trio.http.idempotency import IdempotentUse
 from hermes_trio.http.inputs import detaches, idempotency_key, loose_bool, session_key_header, whole_number
 from hermes_trio.http.parameters import (
     RESPONSES_PARAMETERS,
     check_parameters,
     format_option,
-    function_tools,
     number_option,
-    response_choice,
     whole_option,
     word_option,
 )
-from hermes_trio.http.repetitions import note_departure, refuse_repetition
 from hermes_trio.http.requests import EventStream, HandlerResult, Request, Response, encode_json
 from hermes_trio.http.routing import Route, RouteParameter
 from hermes_trio.http.schemas import (
@@ -48,11 +47,13 @@ from hermes_trio.http.schemas import (
 )
 from hermes_trio.http.streams import StreamWriter
 from hermes_trio.http.turns import SessionClaim
+from hermes_trio.http.unseen_steps import kept_steps, opening_of, restore_steps
+from hermes_trio.runtime.errors import OutcomeUnknown
 from hermes_trio.runtime.outcome import CancelCause, Cause, Outcome, TurnState
 from hermes_trio.runtime.ports import Message, ToolCall, TurnInput
 from hermes_trio.runtime.run import Run
 from hermes_trio.runtime.turn import Turn, TurnHooks
-from hermes_trio.store import ConversationMoved, RunRow, StoredResponse
+from hermes_trio.store import AlreadyStarted, ConversationMoved, RunRow, StoredResponse
 
 from .chat import failure_of, run_here_or_detached, stream_turn
 from .response_input import input_items_of, read_items
@@ -232,6 +233,11 @@ class _Asked(msgspec.Struct, frozen=True, kw_only=True):
 def run_of(response_id: str) -> str:
     """Return the id of the run of a response."""
     return f"run_{response_id.removeprefix('resp_')}"
+
+
+def response_of(run_id: str) -> str:
+    """Return the id of the response that a run makes."""
+    return f"resp_{run_id.removeprefix('run_')}"
 
 
 def _conversation(body: ResponseRequest) -> str:
@@ -552,7 +558,7 @@ async def create_response(request: Request) -> HandlerResult:
     run = background or detaches(request)
     if loose_bool(body.stream, False):
         return EventStream(lambda writer: _stream(request, body, writer, run=run))
-    await refuse_repetition(request)
+    await refuse_retry(request)
     once_key = idempotency_key(request)
     tenant = request.caller.tenant
     async with request.core.replies.once(tenant, f"responses {key}", once_key, await request.body()) as once:
@@ -563,12 +569,12 @@ async def create_response(request: Request) -> HandlerResult:
             run_id = asked.run_id if run else ""
             headers = writing.claim.headers(run_id)
             if background:
-                return await _start_background(request, writing, headers)
+                return await _start_background(request, writing, headers, once)
 
             def also(turn: Turn, outcome: Outcome) -> list[object]:
                 records = writing.stored(turn, outcome)
                 records += once.record(_answer(writing, outcome, headers))
-                return records + note_departure(request, turn, outcome)
+                return records + note_disconnect(request, turn, outcome)
 
             hooks = msgspec.structs.replace(writing.hooks, also=also)
             outcome = await run_here_or_detached(request, writing.claim, writing.input(), hooks, run_id)
@@ -578,19 +584,45 @@ async def create_response(request: Request) -> HandlerResult:
     return _answer(writing, outcome, headers)
 
 
-async def _start_background(request: Request, writing: _Writing, headers: list[tuple[bytes, bytes]]) -> Response:
-    """Start the run of a background response. Response and run are durable when this returns."""
+async def _start_background(
+    request: Request, writing: _Writing, headers: list[tuple[bytes, bytes]], once: IdempotentUse | None = None
+) -> Response:
+    """Start the run of a background response. Response and run are durable when this returns.
+
+    A repetition of a request (`once`) starts nothing, and returns the response that the first one started, as it is now.
+    """
     store, asked = request.core.store, writing.asked
+    key = f"{once.route}\x1f{once.key}" if once is not None and once.key else ""  # no key of a client has the separator
     await store.put_response(writing.snapshot())
     refusal: Exception | None = None
     try:
-        await request.core.turns.start(writing.claim, writing.input(), writing.hooks, run_id=asked.run_id)
+        await request.core.turns.start(
+            writing.claim,
+            writing.input(),
+            writing.hooks,
+            run_id=asked.run_id,
+            idempotency_key=key,
+            fingerprint=once.fingerprint if once is not None and key else "",
+        )
+    except OutcomeUnknown:
+        raise  # the run may still begin, and write this response
     except Exception as error:
         refusal = error
     if refusal is not None:
         await store.delete_response(writing.tenant, asked.id)
+        if isinstance(refusal, AlreadyStarted):
+            return await _started_before(request, refusal.run_id)
         raise refusal
     return Response(encode_json(_body(asked, "queued", [], None)), 200, headers)
+
+
+async def _started_before(request: Request, run_id: str) -> Response:
+    """Return the background response that a run makes, to a repetition of the request that started it."""
+    body = await _body_of(request, response_of(run_id))
+    run = await request.core.store.get_run(run_id)
+    session = [] if run is None else [(b"x-hermes-session-id", run.session_id.encode("latin-1", "replace"))]
+    replayed = (b"idempotent-replayed", b"true")
+    return Response(body, 200, [*session, (b"x-hermes-run-id", run_id.encode()), replayed])
 
 
 def _answer(writing: _Writing, outcome: Outcome, headers: list[tuple[bytes, bytes]]) -> Response:
@@ -791,7 +823,7 @@ async def _is_made(request: Request, run_id: str) -> bool:
     return row is not None and not row.status.terminal
 
 
-async def _run_behind(request: Request, response_id: str, verb: str) -> Run | RunRow:
+async def _run_of_response(request: Request, response_id: str, verb: str) -> Run | RunRow:
     """Return the run that makes a response. Raises 400 if no run does."""
     await _body_of(request, response_id)
     run_id = run_of(response_id)
@@ -811,7 +843,7 @@ async def get_response(request: Request) -> HandlerResult:
     response_id = request.params["response_id"]
     if not loose_bool(request.query("stream"), False):
         return Response(await _body_of(request, response_id))
-    await _run_behind(request, response_id, "streamed again")
+    await _run_of_response(request, response_id, "streamed again")
     after = whole_number(request.query("starting_after"), -1)
     return EventStream(lambda writer: _replay(request, response_id, writer, after))
 
@@ -819,13 +851,13 @@ async def get_response(request: Request) -> HandlerResult:
 async def cancel_response(request: Request) -> HandlerResult:
     """Stop the run that makes a response, and return the response. One that has ended is unchanged."""
     response_id = request.params["response_id"]
-    run = await _run_behind(request, response_id, "cancelled")
+    run = await _run_of_response(request, response_id, "cancelled")
     cause = Cause(CancelCause.STOP, "the response was cancelled")
     if isinstance(run, Run) and not run.ended.is_set():
         run.request_stop(cause)
         await run.ended.wait()
     elif isinstance(run, RunRow) and request.core.shared and not run.status.terminal:
-        await request.core.runtime.neighbours.stop_run(run.run_id, run.owner, cause)
+        await request.core.runtime.peers.stop_run(run.run_id, run.owner, cause)
     return Response(await _body_of(request, response_id))
 
 

@@ -20,8 +20,8 @@ from hermes_trio.http.requests import EventStream, HandlerResult, Request, Respo
 from hermes_trio.http.routing import Route, RouteParameter
 from hermes_trio.http.schemas import LOOSE_FLAG, LOOSE_NUMBER, HistoryMessage, LooseBool, TurnInputs, UsageBody
 from hermes_trio.http.streams import StreamWriter
-from hermes_trio.runtime.neighbours import watch_run
 from hermes_trio.runtime.outcome import CancelCause, Cause, RunStatus
+from hermes_trio.runtime.peers import watch_run
 from hermes_trio.runtime.ports import Message, TurnInput
 from hermes_trio.runtime.run import Run
 from hermes_trio.store import LISTED_OUTPUT, AlreadyStarted, ApprovalChoice, RunFilter, RunRow
@@ -253,7 +253,7 @@ def _read_input(body: RunRequest) -> tuple[Content, list[Message]]:
             content = last if isinstance(last, str) else None
         prompt = normalise(content, f"input[{len(earlier)}].content")
     else:
-        raise ApiError(400, "input must be a text or a list of messages, and not empty.", param="input")
+        raise ApiError(400, "input must be a string or a list of messages, and not empty.", param="input")
     if not has_content(prompt):
         raise ApiError(400, "input has no message: neither text nor an image.", param="input")
     return prompt, [message for number, item in enumerate(earlier) if (message := _earlier(item, number)) is not None]
@@ -457,7 +457,7 @@ async def stop_run(request: Request) -> HandlerResult:
         if not core.shared or (run.status.terminal and not await core.store.root_open(run.run_id)):
             raise not_found("running run", run.run_id, "run_not_found")
         seconds = STOP_SECONDS if wait else 0.0
-        receipt = await core.runtime.neighbours.stop_run(run.run_id, run.owner, cause, seconds)
+        receipt = await core.runtime.peers.stop_run(run.run_id, run.owner, cause, seconds)
         if not wait:
             return Response.of(StopAnswer(run.run_id, "stopping"))
         with trio.move_on_after(1.0):

@@ -213,7 +213,7 @@ def _text(value: Any, param: str, code: str, most: int) -> str | None:
     if value is None:
         return None
     if not isinstance(value, str) or len(value) > most:
-        raise ApiError(400, f"{param} must be a text of at most {most} characters.", code=code, param=param)
+        raise ApiError(400, f"{param} must be a string of at most {most} characters.", code=code, param=param)
     return value
 
 

@@ -1,8 +1,10 @@
 """The task tree as an API: what runs, its owner, its age, its deadline, and what it waits for.
 
-An admin sees the whole tree; every other key sees the nodes of its tenant. `GET /v1/tree/events` is a snapshot and then the changes, at most ten
-times a second; with `Last-Event-ID` it resumes. Where several nodes share the store, a `nodes` event reports all of them after each
+An admin sees the whole tree; every other key sees the nodes of its tenant. `GET /v1/tree/events` sends a snapshot and then the changes, at most ten
+times a second, and resumes after `Last-Event-ID`. Where several nodes share the store, a `nodes` event reports all of them after each
 heartbeat. `POST /v1/tree/{key}/stop` stops the work of one node.
+
+Each node of the store has its own tree. A request with the parameter `node` is relayed to that node.
 """
 
 from __future__ import annotations
@@ -14,57 +16,70 @@ from typing import Any, Final
 
 import msgspec
 import trio
-from msgspec.structs import replace
 
 from hermes_trio.http.auth import RequiredScope
-from hermes_trio.http.errors import ApiError, not_found
-from hermes_trio.http.nodes import node_bodies
+from hermes_trio.http.core import ApiCore
+from hermes_trio.http.errors import ApiError, not_found, retry_after
+from hermes_trio.http.nodes import node_bodies, still_answers
 from hermes_trio.http.requests import EventStream, HandlerResult, Request, Response, encode_json
 from hermes_trio.http.routing import Route, RouteParameter
 from hermes_trio.http.streams import HEARTBEAT_SECONDS, StreamWriter, named_event
-from hermes_trio.runtime.outcome import CancelCause, Cause, ReceiptLine, StopReceipt
+from hermes_trio.runtime.errors import HandledElsewhere
+from hermes_trio.runtime.outcome import CancelCause, Cause
 from hermes_trio.runtime.ports import NodeRow
 from hermes_trio.runtime.run import Run
-from hermes_trio.runtime.tree import Node, NodeView, Tree, TreeDifference, TreeWatcher, stop_work
+from hermes_trio.runtime.stop_receipt import ReceiptLine, StopReceipt, stop_work
+from hermes_trio.runtime.tree import Node, NodeView, Tree, TreeDifference, TreeWatcher, part_of
 
 from .runs import find_run
 
 __all__ = ["tree_routes"]
 
 BATCH_SECONDS: Final = 0.1
-"""How long changes are collected before they are sent: a busy tree changes thousands of times a second, and a page draws ten times."""
+"""Seconds for which changes are collected before they are sent: a busy tree changes thousands of times a second, and a page redraws ten times."""
 
 STOP_SECONDS: Final = 30.0
-"""How long a stop waits for the node to leave the tree before its receipt says what remains."""
+"""Seconds that a stop waits for the node to leave the tree before its receipt lists what remains."""
 
 LONGEST_STOP: Final = 600.0
 
 LOOK_SECONDS: Final = 1.0
-"""How often a reader of the stream looks whether the nodes were read anew."""
+"""Seconds between two checks of a stream for a new list of nodes."""
+
+NODE: Final = RouteParameter(
+    "node",
+    "The name or the incarnation of the node whose tree is requested; by default, the node that receives the request.",
+)
 
 
 class TreeElsewhere(msgspec.Struct):
-    """The tree of another node of the store; null if that node did not answer in time."""
+    """The tree of another node of the store. `tree` is null if that node did not answer in time.
+
+    `size` counts all nodes of the tree; of a large one, `tree` has only those nearest to the root.
+    """
 
     node: str
     incarnation: str
     expires_at: float
+    answers: bool
+    size: int
     tree: NodeView | None
 
 
 class TreeBody(msgspec.Struct):
-    """The tree of this node at one moment, and those of the other nodes of its store."""
+    """The tree of one node of the store at one moment. `others` has the trees of the other nodes, unless the request names a node."""
 
     size: int
     tree: NodeView
     epoch: str = ""
     version: int = 0
+    node: str = ""
     object: str = "hermes.tree"
     others: list[TreeElsewhere] | msgspec.UnsetType = msgspec.UNSET
 
 
 class RunTree(msgspec.Struct):
-    """What is alive of one run: its turn, and the jobs that it started."""
+    """The live nodes of one run: its turn, and the jobs that it started."""
 
     run_id: str
     live: bool
@@ -73,7 +88,7 @@ class RunTree(msgspec.Struct):
 
 
 class ReceiptBody(msgspec.Struct):
-    """The receipt of a stop: one line for each node that was there, and what still runs."""
+    """The receipt of a stop: one line for each node that was live, and the nodes that still run."""
 
     target: str
     cause: str
@@ -87,37 +102,51 @@ class ReceiptBody(msgspec.Struct):
 
 
 async def get_tree(request: Request) -> HandlerResult:
-    """Return the tree as this key sees it; with `session`, only the nodes of this session and those above them."""
-    tree = request.core.runtime.tree
+    """Return the trees as this key sees them; with `session`, only the nodes of this session and those above them; with `node`, one tree."""
+    await _check_node(request)
+    core = request.core
+    tree = core.runtime.tree
     found, size = tree.view(tenant=request.caller.sees)
     session = request.query("session")
     if session:
-        found, size = _only(found, session)
-    body = TreeBody(size, found, tree.epoch, tree.version)
-    if request.core.shared:
+        found, size = part_of(found, session)
+    body = TreeBody(size, found, tree.epoch, tree.version, core.store.owner)
+    if core.shared and not request.query("node"):
         body.others = []
-        for node, told in await request.core.runtime.neighbours.trees(request.caller.sees):
-            shown = None if told is None else msgspec.convert(told, NodeView)
-            if session and shown is not None:
-                shown = _only(shown, session)[0]
-            body.others.append(TreeElsewhere(node.name, node.incarnation, node.expires_at, shown))
+        for row, told in await core.runtime.peers.trees(request.caller.sees, session):
+            other = TreeElsewhere(row.name, row.incarnation, row.expires_at, told is not None, 0, None)
+            if told is not None:
+                other.size, other.tree = told.size, told.tree
+            body.others.append(other)
     return Response.of(body)
 
 
-def _only(tree: NodeView, session: str) -> tuple[NodeView, int]:
-    """Return the part of a view that belongs to a session (by key or id), with the nodes above it, and the number of nodes."""
+async def _check_node(request: Request) -> None:
+    """Raise `HandledElsewhere` if the parameter `node` (a name, or an incarnation or its beginning) means another node of the store.
 
-    def keep(node: NodeView) -> tuple[NodeView, int] | None:
-        if session in (node.owner, node.id):
-            return node, _count(node)
-        below = [kept for child in node.children or () if (kept := keep(child)) is not None]
-        return (replace(node, children=[child for child, _ in below]), 1 + sum(n for _, n in below)) if below else None
-
-    return keep(tree) or (replace(tree, children=()), 1)
-
-
-def _count(node: NodeView) -> int:
-    return 1 + sum(_count(child) for child in node.children or ())
+    Raises 404 if it means none, 409 if it means several, and 503 if the node has missed heartbeats.
+    """
+    wanted, core = request.query("node"), request.core
+    if not wanted or wanted == core.store.owner:
+        return
+    rows = await core.store.list_nodes() if core.shared else []
+    found = [row for row in rows if wanted == row.name or (len(wanted) >= 8 and row.incarnation.startswith(wanted))]
+    if not found:
+        raise ApiError(404, f"No node {wanted!r} shares this node's store.", code="unknown_node", param="node")
+    if len(found) > 1:
+        names = ", ".join(row.incarnation for row in found)
+        raise ApiError(409, f"Several nodes are called {wanted!r}: {names}.", code="ambiguous_node", param="node")
+    [row] = found
+    if row.incarnation == core.store.owner:
+        return
+    if not still_answers(core, row):
+        raise ApiError(
+            503,
+            f"Node {row.name} ({row.incarnation[:8]}) has missed its heartbeats; retry later.",
+            code="node_unreachable",
+            headers=retry_after(1),
+        )
+    raise HandledElsewhere(f"only node {row.incarnation[:8]} has its tree", row.incarnation)
 
 
 async def get_run_tree(request: Request) -> HandlerResult:
@@ -128,15 +157,21 @@ async def get_run_tree(request: Request) -> HandlerResult:
         return Response.of(RunTree(run.id, not run.settled.is_set(), run.snapshot()))
     nodes: list[dict[str, Any]] | None = None
     if core.shared and (not run.status.terminal or await core.store.root_open(run.run_id)):
-        nodes = await core.runtime.neighbours.run_tree(run.run_id, run.owner)
+        nodes = await core.runtime.peers.run_tree(run.run_id, run.owner)
         if nodes is None and (found := await core.store.get_run(run.run_id)) is not None and not found.status.terminal:
-            raise ApiError(503, "The node that runs it does not answer.", code="node_unreachable")
+            raise ApiError(
+                503,
+                "The node of this run does not answer; retry later.",
+                code="node_unreachable",
+                headers=retry_after(1),
+            )
         return Response.of(RunTree(run.run_id, True, nodes or []))
     return Response.of(RunTree(run.run_id, False, []))
 
 
 async def tree_events(request: Request) -> HandlerResult:
-    """Stream a snapshot, then the changes. With `Last-Event-ID`, the changes since then if the tree still has them."""
+    """Stream a snapshot, then the changes. With `Last-Event-ID`, send the changes since that event instead of the snapshot, if the tree still has them."""
+    await _check_node(request)
     return EventStream(partial(_follow, request))
 
 
@@ -147,8 +182,8 @@ async def _follow(request: Request, writer: StreamWriter) -> None:
     core = request.core
     told: Sequence[NodeRow] = ()
     with tree.watch(seen) as watcher:
-        await writer.open(_snapshot(tree, watcher) if missed is None else _difference(tree, missed))
-        checked = said = trio.current_time()
+        await writer.open(_snapshot(core, watcher) if missed is None else _difference(tree, missed))
+        said = trio.current_time()
         while True:
             if core.shared and core.runtime.membership.nodes is not told:
                 told = core.runtime.membership.nodes
@@ -157,10 +192,6 @@ async def _follow(request: Request, writer: StreamWriter) -> None:
                 said = trio.current_time()
             with trio.move_on_after(LOOK_SECONDS if core.shared else HEARTBEAT_SECONDS) as quiet:
                 await watcher.wait()
-            if trio.current_time() >= checked + HEARTBEAT_SECONDS:
-                checked = trio.current_time()
-                if not await request.core.signin.still_signed_in(request):
-                    return
             if quiet.cancelled_caught:
                 if trio.current_time() >= said + HEARTBEAT_SECONDS:
                     said = trio.current_time()
@@ -168,7 +199,7 @@ async def _follow(request: Request, writer: StreamWriter) -> None:
                 continue
             await trio.sleep(BATCH_SECONDS)
             if watcher.behind:
-                writer.put(_snapshot(tree, watcher))
+                writer.put(_snapshot(core, watcher))
             else:
                 difference = watcher.take()
                 if difference.nodes or difference.closed:
@@ -184,9 +215,16 @@ def _missed(tree: Tree, last: str, tenant: str | None) -> TreeDifference | None:
     return tree.since(int(version), tenant)
 
 
-def _snapshot(tree: Tree, watcher: TreeWatcher) -> bytes:
+def _snapshot(core: ApiCore, watcher: TreeWatcher) -> bytes:
+    tree = core.runtime.tree
     found, size = watcher.view()
-    body = {"epoch": tree.epoch, "version": watcher.version, "size": size, "tree": found}
+    body = {
+        "epoch": tree.epoch,
+        "version": watcher.version,
+        "size": size,
+        "tree": found,
+        "node": core.store.owner,
+    }
     return _event(tree, watcher.version, "snapshot", body)
 
 
@@ -203,6 +241,7 @@ async def stop_by_key(request: Request) -> HandlerResult:
 
     A client that accepts an event stream gets each line of the receipt as it becomes known.
     """
+    await _check_node(request)
     node = _find(request)
     seconds = _seconds(request)
     cause = Cause(CancelCause.STOP, f"by {request.caller.name}")
@@ -220,7 +259,7 @@ def _find(request: Request) -> Node:
     if node.work is None:
         raise ApiError(
             409,
-            f"A node of kind {node.kind!r} cannot be stopped by itself: stop the turn, job, tool call or session that holds it.",
+            f"A node of kind {node.kind!r} cannot be stopped on its own: stop the turn, job, tool call or session above it.",
             code="node_not_stoppable",
         )
     return node
@@ -280,9 +319,15 @@ def tree_routes() -> list[Route]:
             path="/v1/tree",
             handler=get_tree,
             access=RequiredScope.RUNS,
-            summary="Get the live task tree, as this key sees it",
+            summary="Get the live task trees of all nodes, as this key sees them",
             answer=TreeBody,
-            parameters=(RouteParameter("session", "The key or the id of a session: only its part."),),
+            errors=(404, 409, 503),
+            parameters=(
+                RouteParameter(
+                    "session", "The key or the id of a session; only its nodes and those above them are returned."
+                ),
+                NODE,
+            ),
             tag="tree",
         ),
         Route(
@@ -295,9 +340,11 @@ def tree_routes() -> list[Route]:
             summary="Stream a snapshot of the tree, then its changes",
             media="text/event-stream",
             parameters=(
-                RouteParameter("last_event_id", "Go on after this event."),
-                RouteParameter("Last-Event-ID", "The same, as browsers say it.", where="header"),
+                RouteParameter("last_event_id", "Resume after the event with this id."),
+                RouteParameter("Last-Event-ID", "The same, as the header that browsers send.", where="header"),
+                NODE,
             ),
+            errors=(404, 409, 503),
             tag="tree",
         ),
         Route(
@@ -309,8 +356,11 @@ def tree_routes() -> list[Route]:
             streams=True,
             summary="Stop the work of a node and return the receipt",
             answer=ReceiptBody,
-            errors=(400, 404, 409),
-            parameters=(RouteParameter("timeout", "Seconds to wait for its end.", {"type": "number"}),),
+            errors=(400, 404, 409, 503),
+            parameters=(
+                RouteParameter("timeout", "Seconds to wait until the node has left the tree.", {"type": "number"}),
+                NODE,
+            ),
             tag="tree",
         ),
         Route(
@@ -321,7 +371,7 @@ def tree_routes() -> list[Route]:
             access=RequiredScope.RUNS,
             summary="Get the live tree of a run",
             answer=RunTree,
-            errors=(404,),
+            errors=(404, 503),
             tag="runs",
         ),
     ]

@@ -1,6 +1,6 @@
-"""The ASGI 3 shapes that the serving layer speaks, named once.
+"""The ASGI 3 types of the serving layer.
 
-Messages and scopes are plain dictionaries on the wire between server and application, so `Any` is at home here; whoever
+Messages and scopes are plain dictionaries on the wire between server and application, so they are typed as `Any`; code that
 reads a field converts it at once.
 """
 

@@ -23,7 +23,7 @@ class BodyTooLarge(Exception):
 
 
 class ClientLeft(Exception):
-    """The client left, or was too slow, before its body was complete."""
+    """The client disconnected, or was too slow, before its body was complete."""
 
 
 class InvalidJSON(ValueError):
@@ -31,7 +31,7 @@ class InvalidJSON(ValueError):
 
 
 async def read_body(receive: Receive, limit: int) -> bytes:
-    """The whole request body.
+    """Return the whole request body.
 
     Cancellation loses what was read; the request is over then.
 
@@ -59,7 +59,7 @@ async def read_body(receive: Receive, limit: int) -> bytes:
 
 
 def _is_deeper(body: bytes, depth: int) -> bool:
-    """Whether the nesting of this JSON text exceeds `depth`, brackets inside strings not counted."""
+    """Return whether the nesting of this JSON text exceeds `depth`, brackets inside strings not counted."""
     if body.count(b"[") + body.count(b"{") <= depth:
         return False
     level = 0

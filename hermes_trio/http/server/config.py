@@ -18,7 +18,7 @@ KIBI = 1024
 
 
 def hypercorn_config(bind: str | Sequence[str] = "127.0.0.1:8642") -> Config:
-    """A Hypercorn configuration with the defaults of this server: a long keep-alive, a deep backlog, no server
+    """Return a Hypercorn configuration with the defaults of this server: a long keep-alive, a deep backlog, no server
     header.
     """
     config = Config()
@@ -41,7 +41,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     hypercorn: Config = msgspec.field(default_factory=hypercorn_config)
     fast_path: bool = True
-    """Plain-text HTTP/1.1 on our own connection class; off, every connection is Hypercorn's (with the remedies)."""
+    """Plain-text HTTP/1.1 on our own connection class; off, every connection is Hypercorn's (with the fixes)."""
 
     head_timeout: float = 15.0
     """From the first byte of a request to the end of its head."""
@@ -63,6 +63,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     drain_bytes: int = KIBI * KIBI
     """How much of an unwanted body is read to keep its connection."""
 
+    others: tuple[int, ...] = ()
+    """Listening sockets of other processes that serve the same address, by descriptor; they are not closed. Connections that their own processes leave
+    waiting are accepted here."""
     raise_descriptor_limit: bool = True
     """Raise the soft limit of open descriptors to the hard one when serving starts."""
     lifespan: bool = True

@@ -54,7 +54,7 @@ class Connection:
 
     __slots__ = (
         "_body_since",
-        "_departed",
+        "_client_gone",
         "_descriptor",
         "_exchange",
         "_handover",
@@ -89,7 +89,7 @@ class Connection:
         self._scope = trio.CancelScope()
         self._phase = _IDLE
         self._exchange: Exchange | None = None
-        self._departed = False
+        self._client_gone = False
         self._linger = False
         self._handover: bytes | None = None
         self._body_since = 0.0
@@ -119,7 +119,7 @@ class Connection:
                 fault = CRASHED
                 worker.log_failure("Error in ASGI Framework", failure)
             if self._handover is None:
-                await self._take_leave(fault)
+                await self._close_gracefully(fault)
         finally:
             worker.watch.forget(self._descriptor)
             worker.connections.remove(self)
@@ -165,7 +165,7 @@ class Connection:
                 self._handover = request.head() + reader.rest
                 return
             exchange = self._exchange = Exchange(self, request)
-            if self._departed:
+            if self._client_gone:
                 self.end(Ending.CLIENT_LEFT)
             if worker.logs_access or worker.server_names:
                 await self._run_observed(exchange)
@@ -247,13 +247,13 @@ class Connection:
                 self._body_since = 0.0
 
     def worth_draining(self, request: ParsedRequest) -> bool:
-        """Whether an incomplete body is small enough to be read to its end after an early answer."""
+        """Return whether an incomplete body is small enough to be read to its end after an early answer."""
         if request.expects_continue or self._reader.fault is not None:
             return False
         return request.length is None or request.length - request.received <= self.worker.config.drain_bytes
 
     async def _drain(self, request: ParsedRequest) -> bool:
-        """Read the unwanted rest of a body; false when it is too long or the client has left."""
+        """Read the unwanted rest of a body; false when it is too long or the client has disconnected."""
         config = self.worker.config
         self._phase = ConnectionPhase.DRAINING
         self.due = self.worker.connections.now + config.drain_timeout
@@ -313,15 +313,15 @@ class Connection:
                 self._exchange.end(ending)
         self._scope.cancel(reason=self.ending.value)
 
-    def departed(self) -> None:
-        """The client has closed its side: nobody waits for the answer of the request under way."""
-        self._departed = True
+    def disconnected(self) -> None:
+        """Record that the client has closed its side and does not wait for the response under way."""
+        self._client_gone = True
         exchange = self._exchange
         if exchange is not None and exchange.answer is not _DONE:
             self.end(Ending.CLIENT_LEFT)
 
     def expire(self) -> None:
-        """The wait under way has lasted too long."""
+        """End the wait under way, which has lasted too long."""
         self.due = inf
         if self._write_due < self.worker.connections.now:
             self.end(Ending.SLOW_READER)
@@ -330,7 +330,7 @@ class Connection:
             self.end(_ENDING_OF_PHASE[self._phase])
 
     def dismiss(self) -> None:
-        """The server stops: an idle connection goes now, unless a request is already on its way in."""
+        """Close the connection if it is idle and no request is on its way in: the server stops."""
         if self._phase is _IDLE:
             try:
                 self._sock.recv(1, socket.MSG_PEEK)
@@ -340,7 +340,7 @@ class Connection:
                 self.end(Ending.CLIENT_LEFT)
 
     def sever(self) -> None:
-        """The server has waited long enough: end the request and break the connection under any shield."""
+        """End the request and break the connection under any shield: the server has waited long enough."""
         exchange = self._exchange
         if (
             exchange is not None
@@ -359,7 +359,7 @@ class Connection:
         except OSError:
             pass
 
-    async def _take_leave(self, fault: ProtocolFault | None) -> None:
+    async def _close_gracefully(self, fault: ProtocolFault | None) -> None:
         """Say why the connection closes, if the client can still be told, and see that it can read that."""
         exchange = self._exchange
         ending = self.ending
@@ -392,7 +392,7 @@ class Connection:
         """
         config = self.worker.config
         self._phase = ConnectionPhase.LINGERING
-        # A client that is still uploading reads the answer when its body is gone: that is bounded by time, however much it is.
+        # A client that is still uploading reads the answer when it has sent its body: that is bounded by time, however long the body is.
         seconds, left = (config.drain_timeout, inf) if self._linger else (config.linger_timeout, config.drain_bytes)
         self.due = self.worker.connections.now + seconds
         self._scope = trio.CancelScope()

@@ -54,7 +54,7 @@ class ServerCore:
         return self._stock
 
     async def dismiss(self) -> None:
-        """The server stops: idle connections end at once, the others with their next answer."""
+        """End idle connections at once, and the others with their next answer: the server stops."""
         self.draining = True
         if self._stock is not None:
             await self._stock.dismiss()

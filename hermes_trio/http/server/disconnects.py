@@ -1,9 +1,9 @@
-"""Seeing clients leave: one epoll set for all connections, read by one task.
+"""Detects clients that disconnect: one epoll set for all connections, read by one task.
 
-A connection whose task runs the application does not read its socket, so it cannot see the other side go. Instead
+A connection whose task runs the application does not read its socket, so it cannot notice that the client disconnects. Instead
 every connection's descriptor is in one epoll set that asks for nothing but hang-up (`EPOLLRDHUP`, edge-triggered):
-arriving bytes do not wake it, a closed or half-closed peer does, pipelined bytes or not. A half-close counts as
-leaving.
+arriving bytes do not wake it, a closed or half-closed peer does, pipelined bytes or not. A half-close counts as a
+disconnect.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _BATCH = 512
 
 
 class Watched(Protocol):
-    """A connection, as far as its client's departure is concerned."""
+    """A connection whose client may disconnect."""
 
-    def departed(self) -> None:
-        """The client has closed its side. Called from the watching task; must not block."""
+    def disconnected(self) -> None:
+        """Record that the client has closed its side. Called from the watching task; must not block."""
         ...
 
 
@@ -38,7 +38,7 @@ class DisconnectWatch:
     @classmethod
     @contextmanager
     def open(cls) -> Generator[DisconnectWatch]:
-        """An empty watch, closed at the end of the block; connections must be forgotten by then."""
+        """Open an empty watch, closed at the end of the block; connections must be forgotten by then."""
         watch = cls()
         try:
             yield watch
@@ -46,7 +46,7 @@ class DisconnectWatch:
             watch._epoll.close()
 
     def watch(self, descriptor: int, watched: Watched) -> None:
-        """Tell `watched` once when the peer of this socket leaves. It may be told at once."""
+        """Call `watched.disconnected` once when the peer of this socket disconnects, possibly at once."""
         self._epoll.register(descriptor, _EVENTS)
         self._watched[descriptor] = watched
 
@@ -59,11 +59,11 @@ class DisconnectWatch:
         self._epoll.unregister(descriptor)
 
     async def run(self) -> None:
-        """Report departures until cancelled."""
+        """Report disconnects until cancelled."""
         epoll = self._epoll
         while True:
             await trio.lowlevel.wait_readable(epoll.fileno())
             for descriptor, _ in epoll.poll(0, _BATCH):
                 watched = self._watched.get(descriptor)
                 if watched is not None:
-                    watched.departed()
+                    watched.disconnected()

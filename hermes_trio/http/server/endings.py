@@ -31,16 +31,16 @@ class Ending(enum.Enum):
 
 
 @final
-class RequestFate(msgspec.Struct):
+class RequestEnd(msgspec.Struct):
     """The application's view of one request; `ending` is set before the request is cancelled."""
 
     ending: Ending | None = None
 
 
 def ending_of(scope: Scope) -> Ending | None:
-    """Why this request was cancelled, or None if it was not the server that cancelled it."""
-    fate = scope.get("extensions", {}).get(EXCHANGE_EXTENSION)
-    return fate.ending if fate is not None else None
+    """Return why this request was cancelled, or None if it was not the server that cancelled it."""
+    request_end = scope.get("extensions", {}).get(EXCHANGE_EXTENSION)
+    return request_end.ending if request_end is not None else None
 
 
 @final
@@ -52,7 +52,7 @@ class ProtocolFault(msgspec.Struct, frozen=True):
     message: str
 
     def body(self) -> bytes:
-        """The four-key error envelope."""
+        """Return the four-key error envelope."""
         kind = "server_error" if self.status >= 500 and self.status not in {501, 505} else "invalid_request_error"
         error = {"message": self.message, "type": kind, "param": None, "code": self.code}
         return msgspec.json.encode({"error": error})

@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 def encode_event(data: bytes, *, event: str | None = None, id: str | None = None) -> bytes:
-    """One event as it goes over the wire. Line breaks in `data` become several data lines, which a client joins again.
+    """Return one event as it goes over the wire. Line breaks in `data` become several data lines, which a client joins again.
 
     :raises ValueError: if `event` or `id` contains a line break or NUL, which would end its line or be ignored by
         clients.
@@ -82,7 +82,7 @@ class EventStreamWriter:
 
     @property
     def is_full(self) -> bool:
-        """Whether enough is waiting that it should be flushed before more is put."""
+        """Return whether enough is waiting that it should be flushed before more is put."""
         return self._size >= _FLUSH_BYTES
 
     async def flush(self) -> None:

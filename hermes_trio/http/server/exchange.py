@@ -1,8 +1,8 @@
 """One request and its answer on the fast path: the `receive` and `send` that the application is given.
 
-An exchange belongs to its connection and dies with its request: after the application has returned, its callables are
+An exchange belongs to its connection and ends with its request: after the application has returned, its callables are
 inert. It renders the answer's framing and puts a short answer on the wire in one system call; everything that can
-wait (the rest of a body, a full kernel buffer, the client's departure) it asks of the connection.
+wait (the rest of a body, a full kernel buffer, the client's disconnect) it asks of the connection.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 import trio
 
-from hermes_trio.http.server.endings import EXCHANGE_EXTENSION, Ending, ProtocolFault, RequestFate
+from hermes_trio.http.server.endings import EXCHANGE_EXTENSION, Ending, ProtocolFault, RequestEnd
 from hermes_trio.http.server.responses import HeaderBlock, render_headers, status_line
 
 if TYPE_CHECKING:
@@ -84,9 +84,9 @@ class Exchange:
         "_sends",
         "_start",
         "answer",
-        "fate",
         "keep_alive",
         "request",
+        "request_end",
         "scope",
     )
 
@@ -95,7 +95,7 @@ class Exchange:
         self.request = request
         self.keep_alive = request.keep_alive
         self.answer = _WAITING
-        self.fate = RequestFate()
+        self.request_end = RequestEnd()
         self._delivered = False
         self._start: Message | None = None
         self._framing = BodyFraming.NONE
@@ -122,26 +122,26 @@ class Exchange:
             "client": connection.client,
             "server": connection.server,
             "state": connection.worker.state.copy(),
-            "extensions": {EXCHANGE_EXTENSION: self.fate},
+            "extensions": {EXCHANGE_EXTENSION: self.request_end},
         }
 
     @property
     def start(self) -> Message | None:
-        """The message that opened the answer."""
+        """Return the message that opened the answer."""
         return self._start
 
     async def receive(self) -> Message:
-        """The next part of the body, then `http.disconnect` once the client has left or the answer is complete.
+        """Return the next part of the body, then `http.disconnect` once the client has disconnected or the answer is complete.
 
         Cancellation loses nothing: body bytes stay with the request until they are returned.
         """
         request = self.request
         if self._delivered or self.answer is _DONE:
-            return await self._departure()
+            return await self._disconnect_message()
         if not request.complete and not request.chunks:
             await self._connection.read_body(request)
-            if self.fate.ending is not None:
-                return await self._departure()
+            if self.request_end.ending is not None:
+                return await self._disconnect_message()
         self._delivered = complete = request.complete
         return {"type": "http.request", "body": request.take(), "more_body": not complete}
 
@@ -188,13 +188,13 @@ class Exchange:
             raise UnexpectedMessage(f"{kind} does not fit a response that is {self.answer.name.lower()}")
 
     def end(self, ending: Ending) -> None:
-        """Record why this request is cut short and wake whoever waits for the client to leave."""
-        self.fate.ending = ending
+        """Record why this request is cut short and wake the task that waits for the client to disconnect."""
+        self.request_end.ending = ending
         if self._gone is not None:
             self._gone.set()
 
     def refusal(self, fault: ProtocolFault) -> bytes:
-        """The whole answer that says `fault`, closing the connection."""
+        """Return the whole answer that says `fault`, closing the connection."""
         self.keep_alive = False
         self.answer = _STARTED
         headers = [(b"content-type", b"application/json")]
@@ -204,8 +204,8 @@ class Exchange:
         self._start = {"status": fault.status, "headers": headers}
         return self._open(fault.body(), False)
 
-    async def _departure(self) -> Message:
-        if self.fate.ending is None and self.answer is not _DONE:
+    async def _disconnect_message(self) -> Message:
+        if self.request_end.ending is None and self.answer is not _DONE:
             if self._gone is None:
                 self._gone = trio.Event()
             await self._gone.wait()
@@ -214,7 +214,7 @@ class Exchange:
         return {"type": "http.disconnect"}
 
     def _open(self, body: bytes, more: bool) -> bytes:
-        """The head, and the part of the body that came with it."""
+        """Return the head, and the part of the body that came with it."""
         start = self._start
         assert start is not None, "a body is rendered only after http.response.start"
         connection = self._connection
@@ -248,7 +248,7 @@ class Exchange:
         if (
             close
             or connection.worker.draining
-            or self.fate.ending is not None
+            or self.request_end.ending is not None
             or (not request.complete and not connection.worth_draining(request))
         ):
             self.keep_alive = False
@@ -263,7 +263,7 @@ class Exchange:
         return b"".join(parts)
 
     def _continue(self, body: bytes, more: bool) -> bytes:
-        """A later part of the body, framed."""
+        """Return a later part of the body, framed."""
         framing = self._framing
         if framing is _LENGTH:
             self._left -= len(body)

@@ -1,6 +1,6 @@
 """Where one request ends and the next begins: HTTP/1.1 framing on httptools, refusing everything ambiguous.
 
-`RequestReader` is fed bytes and yields requests in order; it never looks at the network. httptools (llhttp) is strict
+`RequestReader` is fed bytes and yields requests in order; it does no I/O. httptools (llhttp) is strict
 about line ends, folding, control characters, duplicate or overflowing lengths and chunk syntax; what it leaves to its
 caller is checked here: the HTTP version, transfer codings other than plain `chunked`, the Host header, methods of
 other protocols, and every size. After a fault the reader takes no more input; requests that were complete before it
@@ -118,7 +118,7 @@ class ParsedRequest:
         self.complete = False
 
     def take(self) -> bytes:
-        """The body bytes that have arrived since the last call."""
+        """Return the body bytes that have arrived since the last call."""
         chunks = self.chunks
         if not chunks:
             return b""
@@ -127,7 +127,7 @@ class ParsedRequest:
         return body
 
     def head(self) -> bytes:
-        """The head written out again, for the protocol that takes this connection over."""
+        """Return the head written out again, for the protocol that takes this connection over."""
         lines = [f"{self.method} ".encode(), self.target, f" HTTP/{self.version}\r\n".encode()]
         for name, value in self.headers:
             lines += (name, b": ", value, b"\r\n")
@@ -209,8 +209,8 @@ class RequestReader:
                     return
             # A client that announced its last request and sends on is not answered, and is no fault either.
             last = self._request
-            said_goodbye = last is not None and last.complete and not last.keep_alive and not self.begun
-            if self.fault is None and not said_goodbye:
+            closed_before = last is not None and last.complete and not last.keep_alive and not self.begun
+            if self.fault is None and not closed_before:
                 # The parser refuses what stands behind `chunked` itself, and does not say what it was.
                 refused_coding = "`Transfer-Encoding` header value" in str(error)
                 self.fault = _OTHER_CODING if refused_coding else _malformed(str(error) or "it cannot be parsed")

@@ -1,17 +1,25 @@
-"""An allowance of HTTP/2 frames that carry neither a request nor a body, for each connection: whoever sends more is told to calm down, and closed."""
+"""What an HTTP/2 connection may send: frames that carry neither a request nor a body have an allowance, and a body whose request was answered is dropped."""
 
 from __future__ import annotations
 
 import time
 from typing import Final, final
 
+from h2.errors import ErrorCodes
+from h2.events import DataReceived, StreamEnded, StreamReset
+from h2.events import Event as H2Event
 from h2.exceptions import DenialOfServiceError
 from h2.frame_buffer import FrameBuffer
 from hypercorn.events import Event, RawData
+from hypercorn.protocol.events import EndBody
+from hypercorn.protocol.events import Event as StreamEvent
 from hypercorn.protocol.h2 import H2Protocol
 from hyperframe.frame import DataFrame, Frame, HeadersFrame, PriorityFrame, RstStreamFrame
 
-__all__ = ["CountedFrames", "bound_frames"]
+__all__ = ["CountedFrames", "bound_frames", "drop_late_bodies"]
+
+LATE_BYTES: Final = 1024 * 1024
+"""How much of a body is dropped after the answer before its stream is reset: a client that has sent all of it reads the answer undisturbed."""
 
 
 @final
@@ -48,6 +56,43 @@ class CountedFrames(FrameBuffer):
             if self._left < 0:
                 raise DenialOfServiceError("too many frames that carry nothing")
         return frame
+
+
+def drop_late_bodies() -> None:
+    """Let every HTTP/2 connection of this process drop the body of a request that was answered before it had arrived. Calling it again changes nothing.
+
+    The length of such a body is not compared with the announced one: a client that reads a refusal may stop sending, and h2 would end the connection, with all
+    other requests on it.
+    """
+    stock = H2Protocol._handle_events  # pyright: ignore[reportPrivateUsage]
+    stock_send = H2Protocol.stream_send
+
+    async def stream_send(self: H2Protocol, event: StreamEvent) -> None:
+        if isinstance(event, EndBody):
+            stream = self.connection.streams.get(event.stream_id)
+            if stream is not None:
+                stream._expected_content_length = None  # pyright: ignore[reportPrivateUsage]
+        await stock_send(self, event)
+
+    async def handle_events(self: H2Protocol, events: list[H2Event]) -> None:
+        late: dict[int, int] = self.__dict__.setdefault("late_bodies", {})
+        for event in events:
+            if not isinstance(event, DataReceived) or event.stream_id in self.streams:
+                if isinstance(event, StreamEnded | StreamReset):
+                    late.pop(event.stream_id, None)
+                await stock(self, [event])
+                continue
+            self.connection.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
+            late[event.stream_id] = late.get(event.stream_id, 0) + event.flow_controlled_length
+            if late[event.stream_id] > LATE_BYTES:
+                del late[event.stream_id]
+                self.connection.reset_stream(event.stream_id, error_code=ErrorCodes.NO_ERROR)
+        await self._flush()  # pyright: ignore[reportPrivateUsage]
+
+    if not getattr(stock, "drops_late_bodies", False):
+        handle_events.drops_late_bodies = True  # type: ignore[attr-defined]
+        H2Protocol._handle_events = handle_events  # pyright: ignore[reportPrivateUsage]
+        H2Protocol.stream_send = stream_send
 
 
 def bound_frames() -> None:

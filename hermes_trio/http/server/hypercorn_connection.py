@@ -1,9 +1,9 @@
 """Stock Hypercorn connections: TLS, HTTP/2, WebSocket, and plain HTTP/1.1 when the fast path is off.
 
-`HypercornSide.run` runs Hypercorn's own connection over any stream, with the bytes that somebody else has already read, and
+`HypercornSide.run` runs Hypercorn's own connection over any stream, with the bytes that have already been read, and
 lets nothing but cancellation out. `HypercornConnection` changes what Hypercorn's class gets wrong: a send is shielded for
 a bounded time only, the server can break that shield after a time limit, a head that comes too slowly ends the
-connection, the connection of a client that has left ends at once, and its socket is closed in every case.
+connection, the connection of a client that has disconnected ends at once, and its socket is closed in every case.
 """
 
 from __future__ import annotations
@@ -22,8 +22,14 @@ from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
 
 from hermes_trio.http.server.endings import FAULT_OF_ENDING, Ending
-from hermes_trio.http.server.http2_frames import bound_frames
-from hermes_trio.http.server.hypercorn_fixes import SendBound, SlowClient, bound_stream_buffers, bounded_send, remedied
+from hermes_trio.http.server.http2_frames import bound_frames, drop_late_bodies
+from hermes_trio.http.server.hypercorn_fixes import (
+    SendBound,
+    SlowClient,
+    bound_stream_buffers,
+    bounded_send,
+    with_fixes,
+)
 from hermes_trio.http.server.responses import status_line
 
 if TYPE_CHECKING:
@@ -91,7 +97,7 @@ class HypercornConnection(TCPServer):
                 break
         self.due = inf
         await self.protocol.handle(Closed())
-        # Hypercorn would keep the socket of a client that has left for the rest of the keep-alive timeout.
+        # Hypercorn would keep the socket of a client that has disconnected for the rest of the keep-alive timeout.
         self._read_out = True
         await self.idle_task.stop()
 
@@ -104,7 +110,7 @@ class HypercornConnection(TCPServer):
         self.due = inf if head is None else self._head_due
 
     def _begun_head(self) -> int | None:
-        """Which byte of this connection begins the request or frame that is not complete; None if there is none, or if it carries a body."""
+        """Return which byte of this connection begins the request or frame that is not complete; None if there is none, or if it carries a body."""
         protocol = self.protocol.protocol
         if not isinstance(protocol, H2Protocol):
             connection: object = protocol.connection
@@ -134,7 +140,7 @@ class HypercornConnection(TCPServer):
         self._socket.close()
 
     def expire(self) -> None:
-        """The head did not come in time: say so, and close. For everything else Hypercorn keeps its own timers."""
+        """Answer that the head did not come in time, and close. For everything else Hypercorn keeps its own timers."""
         self.due = inf
         self._task_group.spawn(self._refuse_slow_head)  # pyright: ignore[reportUnknownMemberType]
 
@@ -169,14 +175,15 @@ class HypercornSide:
         config = worker.config
         bound_stream_buffers()
         bound_frames()
+        drop_late_bodies()
         slow = SlowClient(config.body_timeout, config.body_rate, config.write_timeout)
-        remedy = remedied(worker.app, drain_bytes=config.drain_bytes, drain_timeout=config.drain_timeout, slow=slow)
+        fixed = with_fixes(worker.app, drain_bytes=config.drain_bytes, drain_timeout=config.drain_timeout, slow=slow)
         self.worker = worker
-        self.app = ASGIWrapper(cast("Any", remedy))
+        self.app = ASGIWrapper(cast("Any", fixed))
         self.context = WorkerContext(None)
 
     async def dismiss(self) -> None:
-        """The server stops: idle connections end, the others after what they are at."""
+        """End idle connections, and the others after the request under way: the server stops."""
         await self.context.terminated.set()
 
     async def run(self, stream: ClientStream, opening: bytes = b"") -> None:

@@ -1,40 +1,43 @@
-"""Remedies for what stock Hypercorn 0.18, Quart 0.22 and Quart-Trio 0.12 do wrong under Trio, each with its cause.
+"""Fixes for what stock Hypercorn 0.18, Quart 0.22 and Quart-Trio 0.12 do wrong under Trio, each with its cause.
 
-`remedied(app)` wraps any ASGI application; `RemediedQuartTrio`, in `quart_remedies`, has the same remedies built in, for `hypercorn
+`with_fixes(app)` wraps any ASGI application; `FixedQuartTrio`, in `quart_fixes`, has the same fixes built in, for `hypercorn
 --worker-class trio`. Both leave requests of the fast path alone: there the causes do not exist.
 
 **Last send.** Hypercorn emits `http.disconnect` from inside the application's own last `send()`. Quart-Trio cancels
 the request when it reads that, so the send is cut off before Hypercorn has made the connection ready for its next
-request: the keep-alive timer never starts and the idle client holds up the shutdown. Remedy: the last body send is
+request: the keep-alive timer never starts and the idle client holds up the shutdown. Fix: the last body send is
 shielded, for a bounded time.
 
 **Early answer.** An answer before the request body has arrived (401, 404, 413, 429) leaves Hypercorn's h11 state
-machine between two requests, and its reader blocked on an application queue that nobody reads: the next request is
-never answered. Remedy: before the last send, the rest of the body is waited for, bounded in time, so that a client that
+machine between two requests, and its reader blocked on an application queue that has no reader: the next request is
+never answered. Fix: before the last send, the rest of the body is waited for, bounded in time, so that a client that
 is still uploading reads the answer; a body known to be long is answered with `connection: close`.
 
 **Stalled reader.** `TCPServer.protocol_send` shields every write without a limit, so one client that stops reading
-blocks the shutdown for ever. Remedy: `bounded_send`; `bound_stock_sends()` puts it into Hypercorn's class for servers
+blocks the shutdown for ever. Fix: `bounded_send`; `bound_stock_sends()` puts it into Hypercorn's class for servers
 that we do not start ourselves.
 
 **No window.** `StreamBuffer.pop` lets the sender of an HTTP/2 stream go on after every small piece, also after an empty one, so that the buffer of a
-reader that gives no window grows without a limit. Remedy: `bound_stream_buffers()`; the sender waits until the buffer has room, and a wait that
+reader that gives no window grows without a limit. Fix: `bound_stream_buffers()`; the sender waits until the buffer has room, and a wait that
 lasts too long ends the request, as does a body that comes too slowly.
 
 **Frames for nothing.** h2 answers and Hypercorn handles as many PING, SETTINGS, WINDOW_UPDATE, PRIORITY, RST_STREAM and empty DATA frames as a client
-sends, each of which costs it nothing. Remedy: `http2_frames.bound_frames()`; a connection has an allowance, which grows with time and with what it is sent.
+sends, each of which costs it nothing. Fix: `http2_frames.bound_frames()`; a connection has an allowance, which grows with time and with what it is sent.
 
-**Departure.** Hypercorn tells an application that its client has left only if it asks; one that is busy with
-something else goes on for nobody. Remedy: the request is cancelled, with the cause on record, as on the fast path.
+**Late body.** DATA on an HTTP/2 stream that was answered early (401, 413, 429) raises `KeyError` in `H2Protocol._handle_events`, which ends the connection
+and every other request on it. Fix: `http2_frames.drop_late_bodies()`.
 
-**WebSocket send loop.** Sending to a peer that has gone returns without a checkpoint; a loop around it freezes the
-process. Remedy: every `websocket.send` ends with one.
+**Disconnect.** Hypercorn tells an application that its client has disconnected only if it asks; one that is busy with
+something else continues without a client. Fix: the request is cancelled, with the cause on record, as on the fast path.
 
-**Response timeout.** Quart cuts a response off after `RESPONSE_TIMEOUT` (60 s), silently, streams too. Remedy: a
+**WebSocket send loop.** Sending to a peer that has disconnected returns without a checkpoint; a loop around it freezes the
+process. Fix: every `websocket.send` ends with one.
+
+**Response timeout.** Quart cuts a response off after `RESPONSE_TIMEOUT` (60 s), silently, streams too. Fix: a
 response without a Content-Length has no timeout; `unbounded()` says so explicitly for any other.
 
 **Body limit.** Quart's `MAX_CONTENT_LENGTH` bounds the bytes that wait to be read, not their sum, so `async for` over
-a chunked body is unbounded. Remedy: `BoundedBody` counts.
+a chunked body is unbounded. Fix: `BoundedBody` counts.
 """
 
 from __future__ import annotations
@@ -53,7 +56,7 @@ from hermes_trio.http.server.endings import (
     FAULT_OF_ENDING,
     Ending,
     ProtocolFault,
-    RequestFate,
+    RequestEnd,
 )
 
 if TYPE_CHECKING:
@@ -77,7 +80,7 @@ class SendBound:
         self._is_cut = False
 
     def shield(self) -> trio.CancelScope:
-        """A fresh bounded shield for the one send under way."""
+        """Return a fresh bounded shield for the one send under way."""
         self._scope = trio.CancelScope(shield=True, deadline=trio.current_time() + self._timeout)
         if self._is_cut:
             self._scope.cancel()
@@ -117,10 +120,11 @@ def bound_stock_sends(timeout: float = WRITE_TIMEOUT) -> Callable[[], None]:
     """
     from hypercorn.trio.tcp_server import TCPServer
 
-    from hermes_trio.http.server.http2_frames import bound_frames
+    from hermes_trio.http.server.http2_frames import bound_frames, drop_late_bodies
 
     bound_stream_buffers()
     bound_frames()
+    drop_late_bodies()
     stock = TCPServer.protocol_send
 
     async def protocol_send(self: TCPServer, event: Event) -> None:
@@ -144,7 +148,7 @@ class SlowClient(msgspec.Struct, frozen=True):
     write_timeout: float = WRITE_TIMEOUT
 
 
-PATIENT = SlowClient()
+DEFAULT_SLOW_CLIENT = SlowClient()
 
 
 def bound_stream_buffers() -> None:
@@ -165,9 +169,9 @@ def bound_stream_buffers() -> None:
 
 @final
 class GuardedExchange:
-    """One request on a stock connection, with the remedies for the last send, for early answers and for departures.
+    """One request on a stock connection, with the fixes for the last send, for early answers and for disconnects.
 
-    `run` owns one task beside the application: it reads on, so that the client's departure is seen while the
+    `run` owns one task beside the application: it reads on, so that the client's disconnect is seen while the
     application does something else, and so that the rest of an unwanted body is dropped while the answer ends.
     """
 
@@ -179,7 +183,7 @@ class GuardedExchange:
         *,
         drain_bytes: int = DRAIN_BYTES,
         drain_timeout: float = DRAIN_TIMEOUT,
-        slow: SlowClient = PATIENT,
+        slow: SlowClient = DEFAULT_SLOW_CLIENT,
     ) -> None:
         self._receive = receive
         self._send = send
@@ -202,16 +206,16 @@ class GuardedExchange:
         self._scope = trio.CancelScope()
         self._last_send: trio.CancelScope | None = None
         self._last_send_timeout = LAST_SEND_TIMEOUT
-        self.fate = RequestFate()
-        scope.setdefault("extensions", {})[EXCHANGE_EXTENSION] = self.fate
+        self.request_end = RequestEnd()
+        scope.setdefault("extensions", {})[EXCHANGE_EXTENSION] = self.request_end
 
     async def run(self, app: Callable[[Receive, Send], Awaitable[None]]) -> None:
-        """Run the application's side of the request; it is cancelled when the client leaves before the last send."""
+        """Run the application's side of the request; it is cancelled when the client disconnects before the last send."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch)
             with self._scope:
                 await app(self.receive, self.send)
-            if self.fate.ending is Ending.SLOW_BODY and not self._begun:
+            if self.request_end.ending is Ending.SLOW_BODY and not self._begun:
                 await self._refuse(FAULT_OF_ENDING[Ending.SLOW_BODY])
             nursery.cancel_scope.cancel()
 
@@ -225,12 +229,12 @@ class GuardedExchange:
 
     def _end(self, ending: Ending) -> None:
         """Cancel the application's side, for this reason."""
-        if self.fate.ending is None:
-            self.fate.ending = ending
+        if self.request_end.ending is None:
+            self.request_end.ending = ending
         self._scope.cancel(reason=ending.value)
 
     async def receive(self) -> Message:
-        """The next message, or `http.disconnect` once there can be no other. Cancellation loses no message."""
+        """Return the next message, or `http.disconnect` once there can be no other. Cancellation loses no message."""
         while not self._waiting:
             if self._disconnected:
                 return {"type": "http.disconnect"}
@@ -271,12 +275,12 @@ class GuardedExchange:
             # The bound is for each piece: a reader that keeps taking a little gets everything.
             last = (len(body) - 1) // PIECE_BYTES * PIECE_BYTES
             for start in range(0, last, PIECE_BYTES):
-                if self.fate.ending is not None:
+                if self.request_end.ending is not None:
                     break
                 await self._bounded({**message, "body": body[start : start + PIECE_BYTES], "more_body": True})
             message = {**message, "body": body[last:]}
-        if self.fate.ending is Ending.SLOW_READER:
-            # An application that may not be cancelled goes on; there is nobody to go on for.
+        if self.request_end.ending is Ending.SLOW_READER:
+            # An application that may not be cancelled continues without its client.
             await trio.lowlevel.checkpoint()
             return
         if message["type"] != "http.response.body" or more:
@@ -303,7 +307,7 @@ class GuardedExchange:
             await trio.lowlevel.checkpoint()
 
     def _complete_head(self, start: Message, length: int | None) -> Message:
-        """The opening message with the length of a one-part answer, and with the close that a long unread
+        """Return the opening message with the length of a one-part answer, and with the close that a long unread
         body forces.
         """
         headers = list(start.get("headers", ()))
@@ -334,24 +338,24 @@ class GuardedExchange:
                 self._waiting.clear()
 
     async def _watch(self) -> None:
-        """Read until the client leaves, then end the request; if cancelled, the last send too has little time left."""
+        """Read until the client disconnects, then end the request; if cancelled, the last send too has little time left."""
         try:
             await self._read_on()
         finally:
-            # Over HTTP/2 a send to a connection that has gone, or that waits for the reader's window, never returns.
+            # Over HTTP/2 a send to a closed connection, or one that waits for the reader's window, never returns.
             self._last_send_timeout = LAST_SEND_GRACE
             if self._last_send is not None:
                 self._last_send.deadline = min(self._last_send.deadline, trio.current_time() + LAST_SEND_GRACE)
         self._disconnected = True
         self._settled.set()
         if not self._answering:
-            self.fate.ending = Ending.CLIENT_LEFT
+            self.request_end.ending = Ending.CLIENT_LEFT
             self._scope.cancel(reason=Ending.CLIENT_LEFT.value)
         self._notify()
 
 
 def checkpointed_send(send: Send) -> Send:
-    """A WebSocket send that always lets other tasks run, and always sees a cancellation."""
+    """Send on a WebSocket, and always let other tasks run and see a cancellation."""
 
     async def checkpointed(message: Message) -> None:
         await send(message)
@@ -364,14 +368,14 @@ def is_guarded(scope: Scope) -> bool:
     return EXCHANGE_EXTENSION in scope.get("extensions", {})
 
 
-def remedied(
+def with_fixes(
     app: ASGIApp,
     *,
     drain_bytes: int = DRAIN_BYTES,
     drain_timeout: float = DRAIN_TIMEOUT,
-    slow: SlowClient = PATIENT,
+    slow: SlowClient = DEFAULT_SLOW_CLIENT,
 ) -> ASGIApp:
-    """The application with the remedies that act between server and application."""
+    """Return the application with the fixes that act between server and application."""
 
     async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and not is_guarded(scope):

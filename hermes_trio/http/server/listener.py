@@ -8,9 +8,12 @@ close instead of spinning on a socket that stays readable.
 from __future__ import annotations
 
 import errno
+import os
 import resource
+import select
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import trio
@@ -20,7 +23,9 @@ from hermes_trio.http.server.open_connections import Connections
 # Accepting is cheap but not free; after so many the connections already accepted get their turn.
 _ACCEPTS_PER_TURN = 128
 _FULL = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-# Descriptors can be freed by other parts of the process too, which nobody reports to us.
+# A connection that waits for longer in the queue of another process is taken from it.
+_LEFT_SECONDS = 0.25
+# Other parts of the process can free descriptors, too, without a signal to this task.
 _LOOK_AGAIN = 0.5
 
 
@@ -40,9 +45,9 @@ def _pair(address: tuple[Any, ...]) -> tuple[str, int]:
 
 
 def addresses_of(sock: socket.socket) -> tuple[tuple[str, int] | None, tuple[str, int] | None]:
-    """The client's and the server's side of an accepted socket, as ASGI wants them; None for a Unix socket.
+    """Return the client's and the server's side of an accepted socket, as ASGI wants them; None for a Unix socket.
 
-    :raises OSError: if the client is already gone.
+    :raises OSError: if the client has already disconnected.
     """
     if sock.family == socket.AF_UNIX:
         return None, None
@@ -50,7 +55,7 @@ def addresses_of(sock: socket.socket) -> tuple[tuple[str, int] | None, tuple[str
 
 
 def bind_of(listener: socket.socket) -> str:
-    """The address of a listening socket, as it would be written in `bind`."""
+    """Return the address of a listening socket, as it would be written in `bind`."""
     address = listener.getsockname()
     if listener.family == socket.AF_UNIX:
         return f"unix:{address}"
@@ -87,3 +92,35 @@ async def accept_forever(
             connections.room = trio.Event()
             with trio.move_on_after(_LOOK_AGAIN):
                 await connections.room.wait()
+
+
+@contextmanager
+def open_copies(descriptors: Sequence[int]) -> Generator[list[socket.socket]]:
+    """Open copies of inherited listening sockets for the body of the `with`."""
+    copies = [socket.socket(fileno=os.dup(descriptor)) for descriptor in descriptors]
+    try:
+        for copy in copies:
+            copy.setblocking(False)
+        yield copies
+    finally:
+        for copy in copies:
+            copy.close()
+
+
+async def accept_left(listeners: Sequence[socket.socket], accept: Callable[[socket.socket], None]) -> None:
+    """Accept, until cancelled, the connections that other processes leave waiting in the queues of their sockets.
+
+    The kernel chooses a socket for each connection, whether its process accepts or not: one that is being restarted, or is blocked, must not delay its
+    share of the clients.
+    """
+    looked = select.poll()
+    for listener in listeners:
+        looked.register(listener, select.POLLIN)
+    waited: set[int] = set()
+    while True:
+        await trio.sleep(_LEFT_SECONDS)
+        waiting = {descriptor for descriptor, _ in looked.poll(0)}
+        for listener in listeners:
+            if listener.fileno() in waiting & waited:
+                accept_waiting(listener, accept)
+        waited = waiting

@@ -1,9 +1,9 @@
 """How long a connection may keep the server waiting, without a timer for each.
 
 Every connection carries the moment at which its current wait is over (`due`); moving it is one assignment. One task,
-`Connections.run`, looks at all of them a few times within the shortest timeout and ends those that are late. While there
+`Connections.run`, checks all of them a few times within the shortest timeout and ends those that are late. While there
 is no connection it sleeps without a deadline. It must outlive the connections, since it is also what ends a stalled
-write that nobody may cancel.
+write that may not be cancelled.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class Waiting(Protocol):
         ...
 
     def dismiss(self) -> None:
-        """The server stops: close now if nothing is under way."""
+        """Close now if nothing is under way: the server stops."""
         ...
 
     def sever(self) -> None:
-        """The time limit is over: break off whatever is under way, shielded or not."""
+        """Break off what is under way, shielded or not: the time limit is over."""
         ...
 
 
@@ -47,7 +47,7 @@ class Connections:
         self._arrival = trio.Event()
         self._empty = trio.Event()
         self.room = trio.Event()
-        """Set when a connection leaves; whoever waits for room puts a fresh event here first."""
+        """Set when a connection closes; a task that waits for room puts a new event here first."""
         self.now = 0.0
         """The trio clock, as of the last tick: precise enough for timeouts, and free to read."""
 
@@ -55,14 +55,14 @@ class Connections:
         return len(self._members)
 
     def add(self, member: Waiting) -> None:
-        """A connection opened; it stays until `remove`."""
+        """Add an open connection; it stays until `remove`."""
         if not self._members:
             self.now = trio.current_time()
             self._arrival.set()
         self._members.add(member)
 
     def remove(self, member: Waiting) -> None:
-        """A connection is closed."""
+        """Remove a closed connection."""
         self._members.discard(member)
         self.room.set()
         if not self._members:

@@ -1,4 +1,4 @@
-"""Quart-Trio with the remedies that `remedies` explains. A module of its own, so that a server that does not need Quart does not load it."""
+"""Quart-Trio with the fixes that `hypercorn_fixes` explains. A module of its own, so that a server that does not need Quart does not load it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ResponseT = TypeVar("ResponseT", bound=Response)
 
 
 def unbounded(response: ResponseT) -> ResponseT:
-    """The same response without Quart's response timeout."""
+    """Return the same response without Quart's response timeout."""
     response.timeout = None
     return response
 
@@ -41,7 +41,7 @@ class BoundedBody(TrioBody):
         super().append(data)
 
     async def __anext__(self) -> bytes:
-        """The next part; a limit that was passed while it was waited for is an error, not the end."""
+        """Return the next part; a limit that was passed while it was waited for is an error, not the end."""
         try:
             return await super().__anext__()
         except StopAsyncIteration:
@@ -50,17 +50,17 @@ class BoundedBody(TrioBody):
             raise
 
 
-class RemediedRequest(TrioRequest):
+class FixedRequest(TrioRequest):
     """A Quart request with a body that is really bounded."""
 
     body_class = BoundedBody
 
 
-class RemediedHTTPConnection(TrioASGIHTTPConnection):
+class FixedHTTPConnection(TrioASGIHTTPConnection):
     """Quart-Trio's HTTP connection with the last send shielded and early answers settled."""
 
     async def __call__(self, receive: Any, send: Any) -> None:
-        """Run one request; cancelled when its client leaves."""
+        """Run one request; cancelled when its client disconnects."""
         scope = cast("Scope", self.scope)
         if is_guarded(scope):
             await super().__call__(receive, send)
@@ -86,17 +86,17 @@ class RemediedHTTPConnection(TrioASGIHTTPConnection):
         return cast("float | None", self.app.config["RESPONSE_TIMEOUT"])
 
 
-class RemediedWebsocketConnection(TrioASGIWebsocketConnection):
+class FixedWebsocketConnection(TrioASGIWebsocketConnection):
     """Quart-Trio's WebSocket connection whose sends are checkpoints."""
 
     async def __call__(self, receive: Any, send: Any) -> None:
-        """Run one WebSocket; cancelled when its peer leaves."""
+        """Run one WebSocket; cancelled when its peer disconnects."""
         await super().__call__(receive, cast("Any", checkpointed_send(send)))
 
 
-class RemediedQuartTrio(QuartTrio):
-    """QuartTrio with every remedy of this module."""
+class FixedQuartTrio(QuartTrio):
+    """QuartTrio with every fix of this module."""
 
-    asgi_http_class = RemediedHTTPConnection
-    asgi_websocket_class = RemediedWebsocketConnection
-    request_class = RemediedRequest
+    asgi_http_class = FixedHTTPConnection
+    asgi_websocket_class = FixedWebsocketConnection
+    request_class = FixedRequest

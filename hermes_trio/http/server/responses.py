@@ -25,7 +25,7 @@ class InvalidHeader(ValueError):
 
 
 def status_line(status: int) -> bytes:
-    """The first line of a response."""
+    """Return the first line of a response."""
     line = _STATUS_LINES.get(status)
     return line if line is not None else b"HTTP/1.1 %d \r\n" % status
 
@@ -66,7 +66,7 @@ class HeaderBlock(tuple[tuple[bytes, bytes], ...]):
         return self
 
     def plus(self, own: tuple[tuple[bytes, bytes], ...]) -> HeaderBlock:
-        """These headers and an answer's own, of which only those are rendered now. Their names are in lower case."""
+        """Return these headers and an answer's own, of which only those are rendered now. Their names are in lower case."""
         for name, _ in own:
             if name in _OWNED:
                 raise InvalidHeader(f"{name.decode('latin-1')} cannot be part of a HeaderBlock: the server writes it")
@@ -109,7 +109,7 @@ def render_headers(headers: Iterable[tuple[bytes, bytes]]) -> RenderedHeaders:
 
 
 def http_date(second: int) -> bytes:
-    """A moment as the Date header has it, in no matter which locale."""
+    """Return a moment as the Date header has it, in no matter which locale."""
     year, month, day, hour, minute, seconds, weekday, _, _ = gmtime(second)
     text = f"{_DAYS[weekday]}, {day:02} {_MONTHS[month - 1]} {year:04} {hour:02}:{minute:02}:{seconds:02} GMT"
     return text.encode()
@@ -128,7 +128,7 @@ class FixedLines:
         self._lines = self._server
 
     def lines(self, *, dated: bool) -> bytes:
-        """The added lines; `dated` when the application wrote a Date of its own."""
+        """Return the added lines; `dated` when the application wrote a Date of its own."""
         if dated or not self._date:
             return self._server
         second = int(time())

@@ -25,9 +25,11 @@ from hermes_trio.http.server.core import ServerCore
 from hermes_trio.http.server.disconnects import DisconnectWatch
 from hermes_trio.http.server.listener import (
     accept_forever,
+    accept_left,
     accept_waiting,
     addresses_of,
     bind_of,
+    open_copies,
     raise_descriptor_limit,
 )
 from hermes_trio.http.server.open_connections import Connections
@@ -103,7 +105,7 @@ class _LifespanWatch(msgspec.Struct):
 async def _run_lifespan(
     app: ASGIApp, config: Config, state: dict[str, Any]
 ) -> AsyncIterator[Callable[[], Awaitable[None]]]:
-    """The application is started up for the body of the `async with`, which gets what raises when the lifespan crashes; then it is shut down."""
+    """Start the application for the body of the `async with`, which gets what raises when the lifespan crashes; then shut it down."""
     from hypercorn.app_wrappers import ASGIWrapper
     from hypercorn.trio.lifespan import Lifespan
     from hypercorn.utils import LifespanFailureError
@@ -214,13 +216,15 @@ async def _serve_connections(
     hypercorn = worker.config.hypercorn
     connections = worker.connections
     async with trio.open_nursery() as nursery:
-        with _open_listeners(hypercorn) as listeners:
+        with _open_listeners(hypercorn) as listeners, open_copies(worker.config.others) as others:
             takers = [(listener.sock, partial(_accept, worker, nursery, listener.tls)) for listener in listeners]
             if not worker.config.fast_path or any(listener.tls for listener in listeners):
                 worker.stock()  # loaded now rather than under the first connection
             async with trio.open_nursery() as accepting:
                 for sock, accept in takers:
                     accepting.start_soon(accept_forever, sock, accept, connections)
+                if others:
+                    accepting.start_soon(accept_left, others, takers[0][1])
                 for listener in listeners:
                     await hypercorn.log.info(f"Running on {listener.address} (CTRL + C to quit)")
                 is_ready([listener.address for listener in listeners])

@@ -130,6 +130,13 @@ class _Held(msgspec.Struct, gc=False):
     now: float
 
 
+class _Waking(msgspec.Struct, gc=False):
+    call: int
+    root_id: str
+    turn_id: str
+    most: int
+
+
 class _Moved(msgspec.Struct, gc=False):
     run_id: str
     status: str
@@ -140,6 +147,17 @@ _KNOWN: Final = f"""
 SELECT g.place, r.run_id, r.fingerprint FROM {records(_NewRun)}
 JOIN runs r ON r.tenant = g.tenant AND r.idempotency_key = g.idempotency_key AND r.idempotency_key <> ''
 """
+
+_WOKEN: Final = f"""
+SELECT g.call, g.most, w.used FROM {records(_Waking)} CROSS JOIN LATERAL (
+    SELECT count(DISTINCT i.turn_id) AS used FROM inbox i
+    WHERE i.root_id = g.root_id AND i.root_id <> '' AND i.kind = 'notice' AND i.turn_id <> '' AND i.turn_id <> g.turn_id
+) AS w WHERE w.used >= g.most
+"""
+
+_AMONG: Final = "s.id = ANY (ARRAY(SELECT id FROM given))"
+_UNKNOWN: Final = "NOT EXISTS (SELECT 1 FROM sessions s WHERE s.id = g.id OFFSET 0)"
+"""Sessions by their ids, in words that the planner can only take as a search in the index: a join may read the whole table."""
 
 _BEGIN: Final = f"""
 WITH given AS MATERIALIZED (SELECT * FROM {records(_Begun)}),
@@ -153,14 +171,14 @@ begun AS (
         end_reason = CASE WHEN g.reopens = 0 OR (s.one_shot = 1 AND g.one_shot = 1) THEN s.end_reason END,
         ended_at = CASE WHEN g.reopens = 0 OR (s.one_shot = 1 AND g.one_shot = 1) THEN s.ended_at END
     FROM given g
-    WHERE s.id = g.id AND s.tenant = g.tenant AND (g.hold = 0 OR coalesce(s.open_turn, '') = '' OR s.owner = g.owner)
+    WHERE s.id = g.id AND {_AMONG} AND s.tenant = g.tenant AND (g.hold = 0 OR coalesce(s.open_turn, '') = '' OR s.owner = g.owner)
     RETURNING g.place
 ), made AS (
     INSERT INTO sessions (id, source, tenant, session_key, user_id, model, parent_session_id, lineage, routing, one_shot,
         open_turn, started_at, last_active, owner)
     SELECT id, source, tenant, session_key, user_id, model, parent, CASE WHEN parent IS NULL THEN '' ELSE 'subagent' END,
         {_text("routing")}, one_shot, turn_id, now, now, owner
-    FROM given g WHERE NOT EXISTS (SELECT 1 FROM sessions s WHERE s.id = g.id) ORDER BY place
+    FROM given g WHERE {_UNKNOWN} ORDER BY place
     RETURNING id
 )
 SELECT place FROM begun UNION ALL SELECT g.place FROM made JOIN given g USING (id)
@@ -225,10 +243,23 @@ def _known_runs(db: PostgresDatabase, calls: Sequence[tuple[float, str, TurnStar
     return refused
 
 
+def _spent(db: PostgresDatabase, calls: Sequence[tuple[float, str, TurnStart]]) -> dict[int, Exception]:
+    """Return the error of each call, by its place, of which a root has no wakes left. The roots are locked."""
+    asked = [
+        _Waking(place, root_id, start.turn_id, start.wakes)
+        for place, (_, _, start) in enumerate(calls)
+        if start.wakes is not None
+        for root_id in start.roots
+    ]
+    found = many(db, _WOKEN, (json_rows(asked),)) if asked else ()
+    return {int(place): turns.no_wakes_left(used, most) for place, most, used in found}
+
+
 def begin_turns(db: PostgresDatabase, calls: Sequence[tuple[Any, ...]]) -> list[Any]:
     """Write the beginnings of turns; see `begin_turn`."""
     asked = cast("Sequence[tuple[float, str, TurnStart]]", calls)
     refused = _known_runs(db, asked)
+    refused.update(_spent(db, asked))
     places = [place for place in range(len(asked)) if place not in refused]
     begun: list[_Begun] = []
     for place in places:
@@ -448,14 +479,14 @@ changed AS (
         end_reason = CASE WHEN {_GOES_ON} THEN g.reason ELSE s.end_reason END,
         ended_at = CASE WHEN {_GOES_ON} THEN CASE WHEN g.reason IS NOT NULL THEN g.now END ELSE s.ended_at END,
         {", ".join(f"{name} = s.{name} + g.{name}" for name in _COUNTED)}
-    FROM given g WHERE s.id = g.id AND s.tenant = g.tenant AND (g.mark = '' OR s.last_turn <> g.mark)
+    FROM given g WHERE s.id = g.id AND {_AMONG} AND s.tenant = g.tenant AND (g.mark = '' OR s.last_turn <> g.mark)
     RETURNING s.id, s.n
 ), made AS (
     INSERT INTO sessions (id, source, tenant, session_key, user_id, model, parent_session_id, lineage, routing, one_shot,
         started_at, last_active, preview, ended_at, end_reason, last_turn, {", ".join(_COUNTED)})
     SELECT id, source, tenant, session_key, user_id, model, parent, CASE WHEN parent IS NULL THEN '' ELSE 'subagent' END,
         {_text("routing")}, one_shot, now, now, preview, CASE WHEN reason IS NOT NULL THEN now END, reason, mark, {", ".join(_COUNTED)}
-    FROM given g WHERE NOT EXISTS (SELECT 1 FROM sessions s WHERE s.id = g.id) ORDER BY place
+    FROM given g WHERE {_UNKNOWN} ORDER BY place
     RETURNING id, n
 ), written AS (SELECT id, n FROM changed UNION ALL SELECT id, n FROM made),
 said AS (
@@ -660,7 +691,7 @@ def _settle_rows(db: PostgresDatabase, ends: Sequence[_End]) -> set[int]:
     if foreign:
         number, turn_id = foreign[0]
         if not known:
-            raise Fenced(f"inbox row {number} of turn {turn_id} belongs to another owner by now")
+            raise Fenced(f"inbox row {number} of turn {turn_id} now belongs to another owner")
         return known | _settle_rows(db, [end for end in ends if end.place not in known])
     told: list[_Held] = []
     rest: list[_Held] = []
@@ -715,7 +746,7 @@ def _write_ends(db: PostgresDatabase, ends: list[_End]) -> list[_End]:
         open_runs = ended.keys() - {run_id for (run_id,) in closed.fetchall()}
         left = [ended[run.run_id] for end in ends if (run := end.finish.start.run) and run.run_id in open_runs]
         if left and (foreign := many(db, _FOREIGN_RUNS, (json_rows(left),))):
-            raise Fenced(f"run {foreign[0][0]} belongs to another owner by now")
+            raise Fenced(f"run {foreign[0][0]} now belongs to another owner")
     return ends
 
 

@@ -13,11 +13,11 @@ from psycopg.conninfo import make_conninfo
 
 from hermes_trio.store.errors import StoreUnavailable
 
+from .address import parse_address
 from .database import encode, translated
 from .errors import SqlError, translate_sql, without_secrets
 from .link import DEFAULTS, Row
 from .schema import SCHEMA, check_found
-from .store import parse_address
 
 __all__ = ["BlockingDatabase", "connect_blocking"]
 
@@ -51,7 +51,7 @@ class BlockingDatabase:
 
     @property
     def in_transaction(self) -> bool:
-        """Whether a transaction is open."""
+        """Return whether a transaction is open."""
         return self._connection.transaction_status != pq.TransactionStatus.IDLE
 
     def execute(self, statements: str, bindings: Any = None, /) -> _Rows:
@@ -125,6 +125,6 @@ def connect_blocking(url: str, *, any_schema: bool = False) -> Iterator[Blocking
 
 
 def _version(db: BlockingDatabase) -> int:
-    if not db.execute("SELECT 1 WHERE to_regclass('schema_version') IS NOT NULL").fetchall():
+    if not db.execute("SELECT 1 WHERE to_regclass('hermes_trio.schema_version') IS NOT NULL").fetchall():
         return 0
     return int(db.execute("SELECT coalesce(max(version), 0) FROM schema_version").fetchall()[0][0])

@@ -79,7 +79,7 @@ def _rows(db: Database, table: str, columns: Sequence[str]) -> Iterator[list[tup
 
 
 def _plain(row: Sequence[Any]) -> tuple[bytes | None, ...]:
-    """A row as both sides can hold it. Whole numbers in a column of fractions are the same number."""
+    """Return a row as both sides can hold it. Whole numbers in a column of fractions are the same number."""
     return tuple(
         encode(float(value) if isinstance(value, int) and not isinstance(value, bool) else value) for value in row
     )
@@ -110,6 +110,8 @@ def copy_from_sqlite(path: Path, target: BlockingDatabase) -> dict[str, int]:
     """
     if not path.exists():
         raise StoreError(f"there is no store at {path}")
+    if path.is_dir():
+        raise StoreError(f"{path} is a directory; name the file of the store in it, {path / 'state.db'}")
     with owned(path):
         file = connect_reader(str(path))
         try:

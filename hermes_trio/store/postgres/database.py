@@ -137,7 +137,7 @@ class PostgresDatabase:
     def _wait(self) -> None:
         wait_here(self._link.over(self._link.sync()))
 
-    def settle_anyhow(self) -> None:
+    def settle_always(self) -> None:
         """Do the same and ignore errors, before a rollback."""
         with suppress(SqlError):
             self.settle()
@@ -159,7 +159,7 @@ class PostgresDatabase:
 def run_together(db: PostgresDatabase, works: Sequence[Callable[[PostgresDatabase], T]]) -> list[T]:
     """Run several functions on one link concurrently: each runs until it needs an answer, then all wait for one round trip.
 
-    Their statements mix, so they must not look at each other's rows. An error of one, or of a statement, ends all of them. What
+    Their statements mix, so they must not read each other's rows. An error of one, or of a statement, ends all of them. What
     they signal is signalled. Runs under `run_waiting`, or as one of such pieces itself.
     """
     results: list[Any] = [None] * len(works)

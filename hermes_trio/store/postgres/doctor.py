@@ -39,7 +39,7 @@ LONG_TRANSACTION: Final = 300.0
 
 
 class DatabaseDiagnosis(msgspec.Struct, frozen=True, kw_only=True):
-    """What a look at a database found. Sizes are in bytes."""
+    """The findings about a database. Sizes are in bytes."""
 
     path: str
     server: str
@@ -58,14 +58,14 @@ class DatabaseDiagnosis(msgspec.Struct, frozen=True, kw_only=True):
     open_sessions: int
     stuck: Mapping[str, int]
     unowned: Mapping[str, int]
-    """Open rows of nodes that are gone: the next reaper ends them."""
+    """Open rows of nodes that have ended: the next reaper ends them."""
     waiting: Mapping[str, int]
     expired: Mapping[str, int]
     unindexed: int
 
     @property
     def sound(self) -> bool:
-        """Whether nothing endangers the rows, and the schema is of a version that we know."""
+        """Return whether nothing endangers the rows, and the schema is of a version that we know."""
         return not self.problems and self.version <= self.known_version
 
     @property
@@ -143,7 +143,7 @@ def _problems(db: Database) -> Iterable[str]:
 def _warnings(db: Database, nodes: list[dict[str, Any]], used: int, most: int) -> Iterable[str]:
     for node in nodes:
         if node["lease_seconds"] <= 0:
-            yield f"the lease of node {node['name']} ended {-node['lease_seconds']:g} s ago, and nobody has taken it over"
+            yield f"the lease of node {node['name']} ended {-node['lease_seconds']:g} s ago, and no node has taken over its work"
     if most - used < CONNECTIONS:
         yield f"{used} of {most} connections are used; another node needs {CONNECTIONS}: raise max_connections"
     longest = one(

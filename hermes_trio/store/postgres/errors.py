@@ -10,10 +10,10 @@ from psycopg.pq import DiagnosticField
 from hermes_trio.runtime.errors import Fenced
 from hermes_trio.store.errors import StoreBusy, StoreError, StoreFull, StoreReadOnly, StoreUnavailable
 
-__all__ = ["ALREADY", "FENCED", "REPEATABLE", "LinkBroken", "SqlError", "translate_sql", "where_of", "without_secrets"]
+__all__ = ["ALREADY", "FENCED", "REPEATABLE", "LinkBroken", "SqlError", "translate_sql", "without_secrets"]
 
 FENCED: Final = "HT001"
-"""Raised by `begin_unit`: the row of this node is gone."""
+"""Raised by `begin_unit`: the row of this node was removed."""
 
 ALREADY: Final = "HT002"
 """Raised by `begin_unit`: the unit of this number was committed before."""
@@ -29,15 +29,8 @@ def without_secrets(text: str) -> str:
     return _PASSWORD.sub(lambda match: f"{match[1]}…" if match[1] else f"{match[3]}…{match[4]}", text)
 
 
-def where_of(options: dict[str, Any]) -> str:
-    """Return the name of a database for errors and logs: host, port and name, never the password."""
-    host = options.get("host") or options.get("hostaddr") or "localhost"
-    port = options.get("port") or "5432"
-    return f"{options.get('dbname') or options.get('user') or 'postgres'} at {host}:{port}"
-
-
 class LinkBroken(Exception):
-    """Raised when the connection is gone. Statements that were sent on it may have run."""
+    """Raised when the connection is broken. Statements that were sent on it may have run."""
 
 
 class SqlError(Exception):
@@ -71,9 +64,9 @@ def translate_sql(error: Exception, where: str) -> Exception:
         return error
     kind = error.state[:2]
     if error.state == FENCED:
-        return Fenced("this node counts as gone, and what it held was reaped; start it again")
+        return Fenced("this node was taken over and its work was reaped; start it again")
     if error.state in ("53100", "53200") or error.state == "54000":
-        return StoreFull(f"the database {where} has no space left: {error}; nothing of this write was kept")
+        return StoreFull(f"the database {where} has no space left: {error}; nothing was written")
     if error.state in ("25006", "42501"):
         return StoreReadOnly(
             f"the database {where} cannot be written: {error}; check the rights of its role, and whether it is a replica"
@@ -81,5 +74,5 @@ def translate_sql(error: Exception, where: str) -> Exception:
     if kind in ("08", "53") or error.state in ("57P01", "57P02", "57P03"):
         return StoreUnavailable(f"the database {where} takes no work now: {error}")
     if kind == "40" or error.state in ("55P03", "57014"):
-        return StoreBusy(f"the database {where} could not finish this in time: {error}; nothing of it was kept")
+        return StoreBusy(f"the database {where} could not finish this in time: {error}; nothing was written")
     return StoreError(f"the database {where}: {error}")

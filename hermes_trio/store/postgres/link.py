@@ -102,25 +102,33 @@ class PostgresLink:
         self._prepared: dict[str, bytes] = {}
         self._names: int = 0
         self._full: trio.Event = trio.Event()
+        self.heard_at: float = trio.current_time()
+        """When the server sent something last, or the link was opened."""
+        self._owed_since: float = 0.0
         self.broken: LinkBroken | None = None
         self.gone: trio.Event = trio.Event()
-        self.heard: Callable[[str], None] | None = None
+        self.on_notification: Callable[[str], None] | None = None
         """Called with the payload of every notification."""
 
     @property
     def backend(self) -> int:
-        """The process id of the server's side, as the server reported it."""
+        """Return the process id of the server's side, as the server reported it."""
         return int(self._connection.backend_pid)
 
     @property
     def version(self) -> int:
-        """The server's version, as 150004 for 15.4."""
+        """Return the server's version, as 150004 for 15.4."""
         return int(self._connection.server_version)
+
+    @property
+    def silent_seconds(self) -> float:
+        """For how long the server owes an answer and has sent nothing. 0 if it owes none."""
+        return trio.current_time() - max(self.heard_at, self._owed_since) if self._sent else 0.0
 
     def send(
         self, sql: str, parameters: Sequence[bytes | None] = (), formats: Sequence[int] | None = None
     ) -> StatementAnswer:
-        """Send a statement in the open segment without waiting. Raises `LinkBroken` if the connection is known to be gone."""
+        """Send a statement in the open segment without waiting. Raises `LinkBroken` if the connection is known to be broken."""
         if self.broken is not None:
             raise LinkBroken(str(self.broken))
         segment = self._open
@@ -146,6 +154,8 @@ class PostgresLink:
         segment, self._open = self._open, Segment()
         try:
             self._connection.pipeline_sync()
+            if not self._sent:
+                self._owed_since = trio.current_time()
             self._sent.append(segment)
             if self._connection.flush():
                 self._full.set()
@@ -195,7 +205,7 @@ class PostgresLink:
             trio.lowlevel.reschedule(task)
 
     async def read(self) -> None:
-        """Read answers until the connection is gone or the task is cancelled; then it is closed."""
+        """Read answers until the connection breaks or the task is cancelled; then it is closed."""
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._flush)
@@ -221,6 +231,7 @@ class PostgresLink:
         while True:
             await trio.lowlevel.wait_readable(self._descriptor)
             connection.consume_input()
+            self.heard_at = trio.current_time()
             while self._sent and not connection.is_busy():
                 result = connection.get_result()
                 if result is not None:
@@ -228,8 +239,8 @@ class PostgresLink:
                     if self.broken is not None:
                         return
             while (notification := connection.notifies()) is not None:
-                if self.heard is not None:
-                    self.heard(notification.extra.decode("utf-8", "replace"))
+                if self.on_notification is not None:
+                    self.on_notification(notification.extra.decode("utf-8", "replace"))
 
     def _take(self, segment: Segment, result: Any) -> None:
         status = result.status
@@ -239,7 +250,11 @@ class PostgresLink:
             return
         if segment.at == len(segment.answers):
             # An error instead of the answer to the Sync: the server is ending this connection.
-            self.fail(SqlError.of(result) if status == _FAILED else psycopg.OperationalError("answers out of step"))
+            self.fail(
+                SqlError.of(result)
+                if status == _FAILED
+                else psycopg.OperationalError("the server's answers do not match the requests")
+            )
             return
         answer = segment.answers[segment.at]
         segment.at += 1

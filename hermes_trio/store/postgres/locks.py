@@ -65,6 +65,7 @@ def _notice(notice: NewNotice) -> list[str]:
 
 def _start(start: TurnStart) -> list[str]:
     names = [*_session(start.context.session_id), *(_key(start.context.session_key) if start.inbox_ids else ())]
+    names += [f"root {root_id}" for root_id in start.roots]
     if start.run is not None and start.run.idempotency_key:
         names.append(f"run {start.run.tenant} {start.run.idempotency_key}")
     return names
@@ -116,9 +117,10 @@ _NAMES: Final[dict[Callable[..., Any], Names]] = {
     sessions.start_over: _first(_key, 1),
     sessions.switch_session: _both(_first(_key, 1), _first(_session, 2)),
     sessions.end_session: _first(_session, 1),
+    sessions.conclude_interrupted: _first(_session, 1),
     sessions.reopen_session: _first(_session, 1),
     sessions.patch_session: _first(_session, 1),
-    sessions.delete_session: _first(_session, 0),
+    sessions.delete_session: _first(_session, 1),
     sessions.fork_session: _first(_session, 1),
     sessions.append_messages: _first(_session, 1),
     sessions.replace_history: _first(_session, 1),

@@ -25,13 +25,13 @@ from .batches import Batch, json_rows, records
 from .bridge import run_waiting
 from .database import PostgresDatabase
 from .errors import LinkBroken, SqlError, translate_sql
-from .lines import PostgresLine
+from .reconnecting_link import ReconnectingLink
 
 __all__ = ["READ_BATCHES", "GatheredReads", "PostgresReads"]
 
 T = TypeVar("T")
 
-PATIENCE: Final = 2.0
+WAIT_SECONDS: Final = 2.0
 """How long a read waits for a database that cannot be reached."""
 
 GATHER_LIMIT: Final = 256
@@ -41,9 +41,9 @@ GATHER_LIMIT: Final = 256
 class PostgresReads:
     """Reads one by one."""
 
-    def __init__(self, near: PostgresLine, far: PostgresLine, where: str) -> None:
-        self._near: PostgresLine = near
-        self._far: PostgresLine = far
+    def __init__(self, near: ReconnectingLink, far: ReconnectingLink, where: str) -> None:
+        self._near: ReconnectingLink = near
+        self._far: ReconnectingLink = far
         self._where: str = where
 
     async def point(self, read: Callable[[Any], T], /) -> T:
@@ -59,10 +59,10 @@ class PostgresReads:
 
 
 async def read_rows(
-    line: PostgresLine, where: str, read: Callable[[PostgresDatabase], T], until: float | None = None
+    line: ReconnectingLink, where: str, read: Callable[[PostgresDatabase], T], until: float | None = None
 ) -> T:
     """Run `read(database)`; repeat it on the next link if one breaks, at most `until` a time. Raises the store's errors."""
-    until = perf_counter() + PATIENCE if until is None else until
+    until = perf_counter() + WAIT_SECONDS if until is None else until
     while True:
         link = await line.link(max(0.0, until - perf_counter()))
         try:
@@ -84,8 +84,8 @@ class _Read(msgspec.Struct, eq=False):
 class GatheredReads:
     """The task that batches reads. `run` ends after `close`."""
 
-    def __init__(self, line: PostgresLine, where: str) -> None:
-        self._line: PostgresLine = line
+    def __init__(self, line: ReconnectingLink, where: str) -> None:
+        self._line: ReconnectingLink = line
         self._where: str = where
         self._queue: deque[_Read] = deque()
         self._wanted: trio.Event = trio.Event()
@@ -100,9 +100,10 @@ class GatheredReads:
         await trio.lowlevel.checkpoint_if_cancelled()
         if self._closed:
             raise StoreClosed(f"the store {self._where} is closed")
-        call = _Read(read, args, perf_counter() + PATIENCE, trio.lowlevel.current_task())
+        call = _Read(read, args, perf_counter() + WAIT_SECONDS, trio.lowlevel.current_task())
+        if not self._queue:
+            self._wanted.set()
         self._queue.append(call)
-        self._wanted.set()
 
         def abandon(_: trio.lowlevel.RaiseCancelT) -> trio.lowlevel.Abort:
             call.task = None
@@ -176,6 +177,11 @@ class _Named(msgspec.Struct, gc=False):
     name: str
 
 
+class _Asked(msgspec.Struct, gc=False):
+    name: str
+    owner: str
+
+
 _EVENTS: Final = f"""
 SELECT g.place, e.epoch, e.number, e.event FROM {records(_After)} CROSS JOIN LATERAL (
     SELECT f.*, row_number() OVER counted AS count, sum(octet_length(f.event)) OVER counted AS size FROM (
@@ -188,13 +194,16 @@ SELECT g.place, e.epoch, e.number, e.event FROM {records(_After)} CROSS JOIN LAT
 _RUNS: Final = f"SELECT g.place, r.* FROM {records(_Named)} CROSS JOIN LATERAL (SELECT {runs.COLUMNS} FROM runs WHERE run_id = g.name) AS r"
 
 _HOSTS: Final = f"""
-SELECT g.place, l.owner, n.incarnation, j.owner FROM {records(_Named)}
+SELECT g.place, l.owner, n.incarnation, j.owner, s.held FROM {records(_Asked)}
 LEFT JOIN leases l ON l.name = '{nodes.host_lease("")}' || g.name LEFT JOIN nodes n ON n.incarnation = l.owner
 LEFT JOIN LATERAL (
     SELECT j.owner FROM jobs j JOIN nodes m ON m.incarnation = j.owner
     WHERE j.session_id = g.name AND j.ended_at IS NULL ORDER BY j.started_at LIMIT 1
 ) AS j ON true
-WHERE l.owner IS NOT NULL OR j.owner IS NOT NULL
+LEFT JOIN LATERAL (
+    SELECT true AS held FROM sessions s WHERE s.id = g.name AND s.open_turn <> '' AND s.owner <> g.owner OFFSET 0
+) AS s ON true
+WHERE l.owner IS NOT NULL OR j.owner IS NOT NULL OR s.held
 """
 
 
@@ -219,10 +228,12 @@ def get_runs(db: PostgresDatabase, calls: Sequence[tuple[Any, ...]]) -> list[Any
 def session_hosts(db: PostgresDatabase, calls: Sequence[tuple[Any, ...]]) -> list[Any]:
     """Return the nodes to which sessions are bound; see `session_host`."""
     found: list[Any] = [None] * len(calls)
-    for place, bound, alive, working in many(db, _HOSTS, (json_rows([_Named(*args) for args in calls]),)):
+    for place, bound, alive, working, held in many(db, _HOSTS, (json_rows([_Asked(*args) for args in calls]),)):
         node = alive or working
         found[int(place) - 1] = (
-            nodes.SessionHost(node=node) if node or not bound else nodes.session_host(db, *calls[int(place) - 1])
+            nodes.session_host(db, *calls[int(place) - 1])
+            if bound and not node
+            else nodes.SessionHost(node=node or "", held=bool(held))
         )
     return found
 

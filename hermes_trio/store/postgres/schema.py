@@ -32,6 +32,9 @@ SCHEMA: Final = "hermes_trio"
 VERSION: Final = len(MIGRATIONS)
 OLDEST_SERVER: Final = 150_000
 
+_FOREIGN_STATEMENTS: Final = frozenset({"42P05", "26000"})
+"""The first statement of a new connection exists already, or is unknown when it is executed: other connections use the same backend."""
+
 
 async def check_server(link: PostgresLink, url: str, where: str) -> None:
     """Raise `StoreError` for a server that is too old, for a replica, and for a pooler that hands transactions to changing connections."""
@@ -39,21 +42,30 @@ async def check_server(link: PostgresLink, url: str, where: str) -> None:
         raise StoreError(
             f"the database {where} is PostgreSQL {link.version // 10_000}; hermes-trio needs {OLDEST_SERVER // 10_000} or newer"
         )
-    rows = await link.run("SELECT pg_backend_pid(), pg_is_in_recovery(), current_setting('server_encoding')")
+    try:
+        rows = await link.run("SELECT pg_backend_pid(), pg_is_in_recovery(), current_setting('server_encoding')")
+    except SqlError as error:
+        if error.state not in _FOREIGN_STATEMENTS:
+            raise
+        raise _pooled(where) from None
     pid, replica, encoding = rows[0]
     if replica:
         raise StoreError(f"the database {where} is a replica, which cannot be written; name the primary server")
     if encoding != "UTF8":
         raise StoreError(f"the database {where} has the encoding {encoding}; make it with ENCODING 'UTF8'")
     if pid != link.backend and await _shares_backends(link, pid, url, where):
-        raise StoreError(
-            f"the database {where} is behind a pooler in transaction mode, which loses prepared statements and notifications;"
-            " connect to PostgreSQL directly, or use the pooler's session mode"
-        )
+        raise _pooled(where)
+
+
+def _pooled(where: str) -> StoreError:
+    return StoreError(
+        f"the database {where} is behind a pooler in transaction mode, which loses prepared statements and notifications;"
+        " connect to PostgreSQL directly, or use the pooler's session mode"
+    )
 
 
 async def _shares_backends(link: PostgresLink, backend: int, url: str, where: str) -> bool:
-    """Whether the pooler that answers gives the backend of one connection to another while the first only rests, or gives the first another one."""
+    """Return whether the pooler that answers gives the backend of one connection to another while the first only rests, or gives the first another one."""
     try:
         async with open_link(url, where) as second:
             await second.run("BEGIN")
@@ -114,7 +126,7 @@ async def migrate_schema(link: PostgresLink, where: str, migrations: Sequence[Se
                 f"CREATE TABLE {SCHEMA}.schema_version (version bigint PRIMARY KEY, made_at timestamptz NOT NULL DEFAULT now())"
             )
         elif before < len(migrations):
-            await _nobody_works(link, where)
+            await _check_no_node_works(link, where)
         await link.run(f"SET LOCAL search_path TO {SCHEMA}")
         for number, statements in enumerate(migrations[before:], before + 1):
             for statement in statements:
@@ -126,7 +138,7 @@ async def migrate_schema(link: PostgresLink, where: str, migrations: Sequence[Se
     return before
 
 
-async def _nobody_works(link: PostgresLink, where: str) -> None:
+async def _check_no_node_works(link: PostgresLink, where: str) -> None:
     rows = await link.run(f"SELECT name FROM {SCHEMA}.nodes WHERE expires_at > extract(epoch FROM clock_timestamp())")
     if rows:
         names = ", ".join(sorted(str(name) for (name,) in rows))

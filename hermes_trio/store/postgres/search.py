@@ -8,7 +8,7 @@ from hermes_trio.store.records import FIRST_HITS, Page, SearchHit, SearchOrder, 
 from hermes_trio.store.sqlite.rows import Database, equalities, exists, many, marks, write_many
 from hermes_trio.store.sqlite.search import SqliteSearch, hit_from_row
 
-from .words import text_query, text_words
+from .lexemes import text_query, text_words
 
 __all__ = ["PostgresSearch"]
 

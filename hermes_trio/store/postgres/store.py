@@ -15,13 +15,12 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
-import psycopg
 import trio
-from psycopg.conninfo import conninfo_to_dict
 
 from hermes_trio.base.retention import Retention
-from hermes_trio.runtime.ports import Recovery, Wake
-from hermes_trio.store.errors import StoreError
+from hermes_trio.runtime.ports import SESSION_TOPIC, EventRow, Message, Recovery, TurnStart, Wake
+from hermes_trio.store.errors import StoreError, StoreUnavailable
+from hermes_trio.store.records import EVENT_PAGE_BYTES
 from hermes_trio.store.signals import Signal, Signals
 from hermes_trio.store.sqlite import inbox, jobs, nodes, outbox, recovery, runs, turns
 from hermes_trio.store.sqlite.access import SqliteAccess
@@ -41,23 +40,24 @@ from hermes_trio.store.sqlite.roots import SqliteRoots
 from hermes_trio.store.sqlite.rows import Database, one, write
 from hermes_trio.store.sqlite.runs import SqliteRuns
 from hermes_trio.store.sqlite.sessions import SqliteSessions
-from hermes_trio.store.sqlite.store import look_after, secret_of
+from hermes_trio.store.sqlite.store import run_maintenance, secret_of
 from hermes_trio.store.sqlite.turns import SqliteTurns
 from hermes_trio.store.sqlite.writer import WriterStatistics
 
+from .address import parse_address
 from .bridge import run_waiting
 from .database import PostgresDatabase
-from .errors import REPEATABLE, LinkBroken, SqlError, translate_sql, where_of
-from .hearing import POLL_SECONDS, Hearing
-from .lines import PostgresLine
+from .errors import REPEATABLE, LinkBroken, SqlError, translate_sql
 from .link import PostgresLink, open_link
 from .locks import NODES, lock_number, note_locks
 from .reads import READ_BATCHES, GatheredReads, PostgresReads
+from .reconnecting_link import ReconnectingLink
 from .schema import SCHEMA, check_schema, check_server
 from .search import PostgresSearch
-from .writer import ATTEMPTS, PATIENCE, UnitWriter
+from .signal_listener import POLL_SECONDS, SignalListener
+from .writer import ATTEMPTS, LONG_WAIT_SECONDS, WAIT_SECONDS, UnitWriter
 
-__all__ = ["PostgresStore", "open_postgres", "parse_address", "telling"]
+__all__ = ["PostgresStore", "open_postgres", "telling"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -77,15 +77,31 @@ _SESSION: Final = {
     "tcp_keepalives_count": "3",
     "tcp_user_timeout": "15000",
 }
+_BY_KEY: Final = {"enable_seqscan": "off", "enable_mergejoin": "off"}
+"""For the connections whose statements find their rows by keys. The planner keeps the plan of a prepared statement, and would plan for tables as small
+as they are at first, or read a small table whole, with all the dead versions of its rows, for each unit."""
+
 _WRITING: Final = {**_SESSION, "synchronous_commit": "on", "transaction_timeout": "60s"}
 _HEAVY: Final = {**_SESSION, "synchronous_commit": "on", "statement_timeout": "10min", "transaction_timeout": "15min"}
 _SCANNING: Final = {**_SESSION, "statement_timeout": "5min"}
 _SIGNALLING: Final = {**_SESSION, "synchronous_commit": "off"}
 
-_PATIENT: Final[frozenset[Callable[..., object]]] = frozenset(
+OVERDUE_SECONDS: Final = 15.0
+"""How much later than its own time-out of a statement a server may answer before its connection counts as broken."""
+
+_ANSWERS: Final = {"upkeep": 900.0, "scans": 300.0}
+"""The time-outs of statements, in seconds, where it is not a minute."""
+
+HEARTBEAT_SHARE: Final = 1 / 3
+"""The part of a lease for which a heartbeat waits for its answer, before it is sent again on another connection."""
+
+_LONG_WAITING: Final[frozenset[Callable[..., object]]] = frozenset(
     {turns.finish_turn, jobs.finish_job, runs.append_events, outbox.end_attempt, inbox.release_rows, inbox.acknowledge}
 )
 """Verbs that write an end, which would be lost: they wait longer for the database."""
+
+AGAIN_SECONDS: Final = 0.1
+"""The pause before a read that waits for the database is tried again."""
 
 CLOCK_SLACK: Final = 0.25
 """The difference between the clocks of a host and the database, in seconds, that is not corrected."""
@@ -93,18 +109,6 @@ CLOCK_SLACK: Final = 0.25
 DEFAULT_RETENTION: Final = Retention()
 
 log: Final = logging.getLogger(__name__)
-
-
-def parse_address(url: str) -> tuple[dict[str, Any], str]:
-    """Return the options of an address, and its name for errors. Raises `StoreError` without the address, which may hold a password."""
-    try:
-        options: dict[str, Any] = dict(conninfo_to_dict(url))
-    except psycopg.Error:
-        raise StoreError(
-            "the address of the database cannot be read; it looks like postgresql://user@host:5432/name,"
-            " with the marks of a password percent-encoded"
-        ) from None
-    return options, where_of(options)
 
 
 def join(db: Database, store_now: Callable[[Database], float], owner: str, name: str, lease: float) -> bytes:
@@ -241,7 +245,7 @@ class PostgresStore(
         *,
         url: str,
         where: str,
-        lines: dict[str, PostgresLine],
+        lines: dict[str, ReconnectingLink],
         retention: Retention,
         clock: Callable[[], float],
         token: Callable[[int], str],
@@ -255,18 +259,25 @@ class PostgresStore(
         self._leasing: trio.Lock = trio.Lock()
         self.retention = retention
         self._url: str = url
-        self._lines: dict[str, PostgresLine] = lines
+        self._lines: dict[str, ReconnectingLink] = lines
         self._corrected: CorrectedClock | None = CorrectedClock(clock) if clock is time.time else None
         self._clock: Callable[[], float] = self._corrected or clock
         self._token = token
         self._signals: Signals = Signals()
         self.owner = secrets.token_hex(16)
-        self.hearing: Hearing = Hearing(lines["signals"], self._signals, node=lambda: self.owner, clock=self._clock)
+        self.listener: SignalListener = SignalListener(
+            lines["signals"], self._signals, node=lambda: self.owner, clock=self._clock
+        )
         self.units: UnitWriter = UnitWriter(
-            lines["units"], "units", where, node=lambda: self.owner, announce=self.hearing.tell, patient=_PATIENT
+            lines["units"],
+            "units",
+            where,
+            node=lambda: self.owner,
+            announce=self.listener.publish,
+            long_waiting=_LONG_WAITING,
         )
         self.upkeep: UnitWriter = UnitWriter(
-            lines["upkeep"], "upkeep", where, node=lambda: self.owner, announce=self.hearing.tell, limit=1
+            lines["upkeep"], "upkeep", where, node=lambda: self.owner, announce=self.listener.publish, limit=1
         )
         self.units.heavy = self.upkeep
         self._writer = self.units
@@ -292,6 +303,8 @@ class PostgresStore(
 
     def subscribe(self, topic: str, wake: Wake, key: str | None = None) -> AbstractContextManager[None]:
         """Call `wake(key)` after each commit of any node that concerns `topic` and `key` (any key for None), for the body of the `with`."""
+        if topic == SESSION_TOPIC and key is not None:
+            self.listener.want([key])
         return self._signals.subscribe(topic, wake, key)
 
     @contextmanager
@@ -329,15 +342,41 @@ class PostgresStore(
         """Return the time for leases: the database's, unless the store was given another clock. Corrects the host's clock by it."""
         return self._corrected.ask(db) if self._corrected is not None else self._clock()
 
+    async def load_history(self, session_id: str) -> list[Message]:
+        """See `SqliteSessions.load_history`. Only turns that have begun read it, so it waits for the database for as long as their ends do."""
+        until = time.perf_counter() + LONG_WAIT_SECONDS
+        while True:
+            try:
+                return await super().load_history(session_id)
+            except StoreUnavailable:
+                if time.perf_counter() >= until:
+                    raise
+                await trio.sleep(AGAIN_SECONDS)
+
+    async def begin_turn(self, start: TurnStart) -> None:
+        """Commit the beginning of a turn; see `RuntimeStore`."""
+        await super().begin_turn(start)
+        if start.hold:
+            self.listener.note_held(start.context.session_id)
+
+    async def events_after(
+        self, run_id: str, number: int = 0, *, limit: int = 500, most_bytes: int = EVENT_PAGE_BYTES
+    ) -> list[EventRow]:
+        """Return a page of the events of a run; see `RunStore`."""
+        rows = await self.gathered.read(runs.events_after, (run_id, number, limit, most_bytes))
+        if rows:
+            self.listener.note_read(run_id, rows[-1].number)
+        return rows
+
     async def recover(self, epoch: str) -> Recovery:
-        """Begin a new incarnation of this node, and reap the work of owners that are gone, its own last incarnation included."""
+        """Begin a new incarnation of this node, and reap the work of owners that have ended, its own last incarnation included."""
         last, owner = self.owner, secrets.token_hex(16)
         found = await self._transact(begin, self._now, last, owner, (self.node_name, self.lease_seconds), epoch)
         self.owner = owner
         return found
 
     async def reap(self, epoch: str) -> Recovery:
-        """End or requeue everything that belongs to owners that are gone. A node whose lease has expired is gone."""
+        """End or requeue everything that belongs to owners that have ended. A node whose lease has expired counts as ended."""
         return await self._write_heavily(reap, self._now, self.owner, epoch)
 
     async def leave_node(self, epoch: str) -> None:
@@ -345,8 +384,16 @@ class PostgresStore(
         await self._write_heavily(leave, self._now, self.owner, epoch)
 
     async def renew_node(self, info: Mapping[str, Any]) -> Any:
-        """Renew the lease of this node; see `NodeStore`. Uses a connection of its own, so that waiting units do not delay it."""
-        return await self._transact(renew, self._now, self.owner, self.lease_seconds, info)
+        """Renew the lease of this node; see `NodeStore`. Uses a connection of its own, so that waiting units do not delay it.
+
+        If no answer comes, all connections on which nothing came meanwhile are opened again: those of a proxy may outlive the server behind it.
+        """
+        seconds, sent = self.lease_seconds * HEARTBEAT_SHARE, trio.current_time()
+        with trio.move_on_after(seconds):
+            return await self._transact(renew, self._now, self.owner, self.lease_seconds, info)
+        for line in self._lines.values():
+            line.replace(sent)
+        raise StoreUnavailable(f"the database {self.path} did not answer a heartbeat within {seconds:g} s")
 
     async def join(self) -> None:
         """Make the row of this node, and read the secret of the database. Called before any other verb."""
@@ -357,14 +404,17 @@ class PostgresStore(
         try:
             await self._transact(remove, self.owner)
         except StoreError as error:
-            log.warning("the row of this node could not be removed: %s; its lease ends by itself", error)
+            log.warning("could not remove the row of node %s; its lease expires: %s", self.owner[:8], error)
 
     async def _transact(self, work: Callable[..., T], *args: object) -> T:
-        """Run `work(database, *args)` in a transaction without the fence, to make or remove the row of this node. `work` may run twice."""
+        """Run `work(database, *args)` in a transaction without the fence, to make or remove the row of this node. `work` may run twice.
+
+        Cancelling it closes the connection, so that the transaction holds no locks; it may have been committed.
+        """
         line = self._lines["leases"]
         attempts = 0
         while True:
-            link = await line.link(PATIENCE)
+            link = await line.link(WAIT_SECONDS)
             async with self._leasing:
                 try:
                     value, signals = await run_waiting(lambda link=link: _transaction(link, work, args))
@@ -375,7 +425,7 @@ class PostgresStore(
                     if error.state not in REPEATABLE or attempts == ATTEMPTS:
                         raise translate_sql(error, self.path) from None
                     continue
-            self.hearing.tell(signals)
+            self.listener.publish(signals)
             return value
 
     async def optimize_search(self) -> None:
@@ -395,10 +445,15 @@ def _transaction(link: PostgresLink, work: Callable[..., T], args: tuple[object,
         db.settle()
     except LinkBroken:
         raise
-    except BaseException:
-        db.settle_anyhow()
+    except Exception:
+        db.settle_always()
         db.execute("ROLLBACK")
         db.settle()
+        raise
+    except (
+        BaseException
+    ) as error:  # cancelled: no wait is possible here, and the server rolls back when the connection is closed
+        link.fail(error)
         raise
     return value, db.signals
 
@@ -427,15 +482,18 @@ async def open_postgres(
             await check_server(link, url, where)
             await check_schema(link, where)
     kinds = {
-        "units": _WRITING,
+        "units": {**_WRITING, **_BY_KEY},
         "upkeep": _HEAVY,
-        "reads": _SESSION,
+        "reads": {**_SESSION, **_BY_KEY},
         "scans": _SCANNING,
         # A node that is suspended while it joins has no name by which others could end its database session, and holds the lock for joining.
         "leases": {**_WRITING, "idle_in_transaction_session_timeout": f"{max(1, int(lease_seconds * 1000))}ms"},
         "signals": _SIGNALLING,
     }
-    lines = {kind: PostgresLine(kind, url, where, settings) for kind, settings in kinds.items()}
+    lines = {
+        kind: ReconnectingLink(kind, url, where, settings, _ANSWERS.get(kind, 60.0) + OVERDUE_SECONDS)
+        for kind, settings in kinds.items()
+    }
     store = PostgresStore(
         url=url,
         where=where,
@@ -458,22 +516,24 @@ async def open_postgres(
                 writers.start_soon(store.gathered.run, name="store reads")
                 try:
                     async with trio.open_nursery() as keepers:
-                        await keepers.start(store.hearing.run, poll_seconds, name="store signals")
+                        await keepers.start(store.listener.run, poll_seconds, name="store signals")
                         if maintenance:
-                            keepers.start_soon(look_after, store, trio.sleep, name="store maintenance")
+                            keepers.start_soon(run_maintenance, store, trio.sleep, name="store maintenance")
                         try:
                             yield store
                         except Exception as error:
                             failure = error
                         keepers.cancel_scope.cancel()
                 finally:
+                    for line in lines.values():
+                        line.answer_seconds = LONG_WAIT_SECONDS
                     store.units.close()
                     store.upkeep.close()
                     store.gathered.close()
         except Exception as error:
             failure = error
         finally:
-            with trio.move_on_after(PATIENCE, shield=True):
+            with trio.move_on_after(WAIT_SECONDS, shield=True):
                 await store.close()
             for line in lines.values():
                 line.close()

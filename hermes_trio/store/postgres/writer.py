@@ -1,8 +1,8 @@
 """Group commit on PostgreSQL: the waiting verbs form one unit, and a unit is one transaction.
 
 A unit begins with the fence and its marker, takes the locks of all its verbs in a fixed order, runs the verbs and commits. Verbs that lock different names
-run concurrently, and those of a turn many calls at a time (`batches`), so that a large unit costs few round trips. While one unit runs, the next
-collects. A failing verb fails the whole attempt, and the unit is run again with a savepoint around each verb. When the connection breaks, the
+run concurrently, and many calls of a turn's verbs share a few statements (`batches`), so that a large unit costs few round trips. While one unit runs,
+the next one is collected. A failing verb fails the whole attempt, and the unit is run again with a savepoint around each verb. When the connection breaks, the
 unit is run again on the next one: if its commit had been sent, the marker shows whether it happened; if so, the earlier results are returned.
 """
 
@@ -29,9 +29,9 @@ from .batches import BATCHES, Refusal
 from .bridge import run_waiting, wait_here
 from .database import PostgresDatabase, encode, run_together
 from .errors import ALREADY, FENCED, REPEATABLE, LinkBroken, SqlError, translate_sql
-from .lines import PostgresLine
 from .link import PostgresLink
 from .locks import locks_of, runs_of
+from .reconnecting_link import ReconnectingLink
 
 __all__ = ["Unit", "UnitWriter"]
 
@@ -41,16 +41,16 @@ QUEUE_LIMIT: Final = 4096
 """The most verbs in the queue; further callers wait before they enqueue."""
 
 UNIT_LIMIT: Final = 128
-"""The most verbs in one unit. A higher limit gains little, and their locks are held until its commit."""
+"""The most verbs in one unit. A higher limit gains little and holds more locks until the commit."""
 
-PATIENCE: Final = 2.0
-"""How long a verb waits for a database that cannot be reached."""
+WAIT_SECONDS: Final = 2.0
+"""Seconds that a verb waits for a database that cannot be reached."""
 
-LONG_PATIENCE: Final = 60.0
-"""The same for a verb that writes an end: its work is done, and would be lost."""
+LONG_WAIT_SECONDS: Final = 60.0
+"""The same for a verb that writes the end of finished work, whose result would be lost otherwise."""
 
 ATTEMPTS: Final = 12
-"""Attempts for a unit that conflicts with other writers."""
+"""The maximum number of attempts for a unit that conflicts with other writers."""
 
 LOOK_SECONDS: Final = 0.2
 
@@ -69,7 +69,7 @@ class _Call(msgspec.Struct, eq=False):
 
 
 class Unit:
-    """One unit's state over all attempts to write it."""
+    """The state of one unit, kept over all attempts to write it."""
 
     def __init__(self, calls: list[_Call], number: int) -> None:
         self.calls = calls
@@ -82,7 +82,7 @@ class Unit:
         """What the verbs returned or raised in the attempt whose commit was sent last."""
         self.signals: list[Signal] = []
         self.sent = False
-        """Whether a commit was sent whose answer is not known."""
+        """Whether a commit was sent and its result is unknown."""
 
 
 class _VerbFailed(Exception):
@@ -94,29 +94,29 @@ class _VerbFailed(Exception):
 
 
 class UnitWriter:
-    """The writer's task. `run` ends when `close` was called and the queue is empty, or every waiting call has timed out."""
+    """Writes the queued verbs, one unit at a time. After `close`, `run` ends when every queued call has been written or has timed out."""
 
     def __init__(
         self,
-        line: PostgresLine,
+        line: ReconnectingLink,
         slot: str,
         where: str,
         *,
         node: Callable[[], str],
         announce: Callable[[Sequence[Signal]], None],
-        patient: frozenset[Callable[..., object]] = frozenset(),
+        long_waiting: frozenset[Callable[..., object]] = frozenset(),
         limit: int = UNIT_LIMIT,
     ) -> None:
         self.around: Callable[[str], AbstractContextManager[object]] | None = None
         """Entered, with the verb's name, around every write that a caller waits for."""
         self.heavy: UnitWriter | None = None
         """The writer for verbs that scan or delete many rows."""
-        self._line: PostgresLine = line
+        self._line: ReconnectingLink = line
         self._slot: str = slot
         self._where: str = where
         self._node: Callable[[], str] = node
-        self._tell: Callable[[Sequence[Signal]], None] = announce
-        self._patient: frozenset[Callable[..., object]] = patient
+        self._announce: Callable[[Sequence[Signal]], None] = announce
+        self._long_waiting: frozenset[Callable[..., object]] = long_waiting
         self._limit: int = limit
         self._queue: deque[_Call] = deque()
         self._wanted: trio.Event = trio.Event()
@@ -128,9 +128,9 @@ class UnitWriter:
         self._units: int = 0
         self._largest: int = 0
         self.repeated: int = 0
-        """Attempts that conflicted with another writer, and were repeated."""
+        """The number of attempts that were repeated because of a conflict with another writer."""
         self.resent: int = 0
-        """Units that were sent again because the answer to their commit was lost."""
+        """The number of times that a unit was sent again because the response to its commit was lost."""
         self.deadlocks: int = 0
 
     def statistics(self) -> WriterStatistics:
@@ -175,8 +175,8 @@ class UnitWriter:
     def _enqueue(self, verb: Callable[..., object], args: tuple[object, ...]) -> _Call:
         if self._ended:
             raise StoreClosed(f"the store {self._where} is closed; nothing was written")
-        patience = LONG_PATIENCE if verb in self._patient else PATIENCE
-        call = _Call(verb, args, perf_counter() + patience, locks_of(verb, args), runs_of(verb, args))
+        seconds = LONG_WAIT_SECONDS if verb in self._long_waiting else WAIT_SECONDS
+        call = _Call(verb, args, perf_counter() + seconds, locks_of(verb, args), runs_of(verb, args))
         self._queue.append(call)
         self._wanted.set()
         return call
@@ -208,9 +208,13 @@ class UnitWriter:
                     for call in calls:
                         self._settle(call)
                     if unit.signals:
-                        self._tell(unit.signals)
+                        self._announce(unit.signals)
                     if len(self._queue) < QUEUE_LIMIT:
                         self._room.unpark_all()
+                    if 0 < len(self._queue) < self._limit:
+                        # Let the callers that were just woken enqueue their next writes, so that these share a unit with the waiting ones.
+                        for _ in range(2):
+                            await trio.lowlevel.cancel_shielded_checkpoint()
         finally:
             self._ended = True
             left, self._queue = self._queue, deque()
@@ -238,7 +242,7 @@ class UnitWriter:
                 continue
             if sent:
                 text = (
-                    f"the connection to the database {self._where} broke during a commit, and did not come back in time"
+                    f"the connection to the database {self._where} broke during a commit and was not restored in time"
                 )
                 error: StoreError = CommitUncertain(f"{text}; read the row, or write it again")
             else:
@@ -253,7 +257,7 @@ class UnitWriter:
             with suppress(StoreUnavailable):
                 return await self._line.link(LOOK_SECONDS)
             if unit.sent:
-                # Whether the unit was written is not known: no call of it may be dropped alone.
+                # The unit may have been written, so its calls must succeed or fail together.
                 if max(call.until for call in unit.calls) <= perf_counter():
                     self._give_up(unit.calls, sent=True)
                     return None
@@ -264,7 +268,7 @@ class UnitWriter:
                 return None
 
     async def _write(self, unit: Unit) -> None:
-        """Write a unit: every call of it has a value or an error afterwards."""
+        """Write a unit, repeating the attempt after a conflict or a lost connection. Afterwards every call of it has a value or an error."""
         attempts = 0
         while (link := await self._await_link(unit)) is not None:
             try:
@@ -320,7 +324,7 @@ class UnitWriter:
                     [("{" + ",".join(map(str, locks)) + "}").encode()],
                 )
             if unit.sent:
-                db.settle()  # the first attempt may have been committed: then nothing of this one may run
+                db.settle()  # raises, before any verb runs, if the earlier attempt was committed
             if unit.careful:
                 results = [self._one(db, call, unit) for call in unit.calls]
             else:
@@ -349,7 +353,7 @@ class UnitWriter:
             if isinstance(error, SqlError) and error.state in REPEATABLE and not unit.isolated:
                 raise
             del db.signals[mark:]
-            db.settle_anyhow()
+            db.settle_always()
             db.execute("ROLLBACK TO verb")
             db.execute("RELEASE verb")
             db.settle()
@@ -389,7 +393,7 @@ def _together(db: PostgresDatabase, wave: Sequence[_Call]) -> list[outcome.Value
 
 
 def _run(calls: Sequence[_Call], db: PostgresDatabase) -> list[Any]:
-    """Run calls of one verb; return their values."""
+    """Run calls of one verb and return their values. Raises `_VerbFailed` if the verb itself fails."""
     verb = calls[0].verb
     batch = BATCHES.get(verb)
     try:

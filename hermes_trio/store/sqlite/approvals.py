@@ -140,7 +140,7 @@ def revoke(db: Database, scope: str, category: str) -> bool:
 
 
 def forget_grants(db: Database, before: float) -> int:
-    """Remove older grants of runs and conversations that are gone. Permanent grants, of a tenant or a platform, stay."""
+    """Remove older grants of runs and conversations that no longer exist. Permanent grants, of a tenant or a platform, stay."""
     return changed(
         db,
         "DELETE FROM grants WHERE granted_at <= ? AND scope NOT LIKE 'tenant %' AND scope NOT LIKE 'platform %' AND scope"

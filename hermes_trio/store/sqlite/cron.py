@@ -88,8 +88,8 @@ def set_next(db: Database, job_id: str, when: float | None) -> None:
     write(db, "UPDATE cron_jobs SET next_at = ? WHERE id = ?", (when, job_id))
 
 
-_NEIGHBOURS: Final = "owner IN (SELECT incarnation FROM nodes)"
-"""The owner of a row is a node that is alive: its neighbours may do its work. A store with one owner has no nodes."""
+_OTHER_NODES: Final = "owner IN (SELECT incarnation FROM nodes)"
+"""The owner of a row is a node that is alive: other nodes may do its work. A store with one owner has no nodes."""
 
 
 def claim_slot(
@@ -111,7 +111,7 @@ def start_slot(db: Database, now: float, owner: str, job_id: str, slot: float, s
     """Record that a slot begins to run. Its runner owns it from now on, also if another node has claimed it, or could not begin it."""
     sql = (
         "UPDATE cron_executions SET state = 'running', started_at = ?1, session_id = ?2, owner = ?3 WHERE job_id = ?4"
-        f" AND slot = ?5 AND (state = 'claimed' OR (state = 'running' AND owner <> ?3 AND {_NEIGHBOURS}))"
+        f" AND slot = ?5 AND (state = 'claimed' OR (state = 'running' AND owner <> ?3 AND {_OTHER_NODES}))"
     )
     return bool(changed(db, sql, (now, session_id, owner, job_id, slot)))
 
@@ -125,12 +125,12 @@ def finish_slot(
     """
     sql = (
         "UPDATE cron_executions SET state = ?1, output = ?2, error = ?3, ended_at = ?4, owner = ?7"
-        f" WHERE job_id = ?5 AND slot = ?6 AND ended_at IS NULL AND (owner = ?7 OR {_NEIGHBOURS})"
+        f" WHERE job_id = ?5 AND slot = ?6 AND ended_at IS NULL AND (owner = ?7 OR {_OTHER_NODES})"
     )
     ended = bool(changed(db, sql, (state, clean(output), clean(error), now, job_id, slot, owner)))
     other = "SELECT 1 FROM cron_executions WHERE job_id = ? AND slot = ? AND owner <> ?"
     if not ended and exists(db, other, (job_id, slot, owner)):
-        raise Fenced(f"slot {slot} of cron job {job_id} belongs to another owner by now")
+        raise Fenced(f"slot {slot} of cron job {job_id} now belongs to another owner")
     db.signals.append((CRON_TOPIC, job_id))
     return ended
 

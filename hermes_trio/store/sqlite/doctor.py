@@ -16,7 +16,7 @@ import msgspec
 from hermes_trio.base.retention import DAY, Retention
 from hermes_trio.store.ownership import lock_path, owner_pid
 
-from .beside import check_version
+from .blocking_store import check_version
 from .files import connect_reader
 from .maintenance import expired_counts
 from .rows import Database, many, single
@@ -61,7 +61,7 @@ WAITING: Final[Mapping[str, str]] = {
 
 
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
-    """What a look at a database found. Sizes are in bytes."""
+    """The findings about a database. Sizes are in bytes."""
 
     path: str
     version: int
@@ -82,7 +82,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def sound(self) -> bool:
-        """Whether the file passes SQLite's checks and is of a version that we know."""
+        """Return whether the file passes SQLite's checks and is of a version that we know."""
         return self.integrity == ("ok",) and not self.broken_links and self.version <= self.known_version
 
     @property

@@ -1,4 +1,4 @@
-"""The database file: how it is opened for writing and for reading, and with which settings.
+"""The database file: how it is opened for writing and for reading, with which settings, and how the loss of its name is noticed.
 
 It is opened only through SQLite: a raw open and close of it in this process would drop SQLite's own locks.
 """
@@ -6,6 +6,9 @@ It is opened only through SQLite: a raw open and close of it in this process wou
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -34,6 +37,15 @@ STATEMENTS: Final = 256
 READER_CACHE_KIB: Final = 2_048
 WRITER_CACHE_KIB: Final = 4_096
 """Small on purpose: the kernel caches the file's pages too, and the growth of a larger cache looks like a memory leak."""
+
+EXAMINED_SECONDS: Final = 1.0
+"""How long an unchanged directory is trusted. Not every file system notes its changes."""
+
+FINE_SECONDS: Final = 0.05
+COARSE_SECONDS: Final = 2.5
+COARSE_NANOSECONDS: Final = 10_000_000
+"""How long after a change of a directory another one could leave its time the same: a few ticks of the kernel's clock. Some file systems store
+whole seconds or hundredths, recognised by times that are multiples of a hundredth."""
 
 
 class SqliteConnection(apsw.Connection):
@@ -75,20 +87,59 @@ def enter_wal(db: Database, path: str) -> None:
 
 
 class DatabaseFile:
-    """The identity of the opened database file and of its log: both must keep their names while a server has them open."""
+    """The identity of the opened database file and of its log: both must keep their names while a server has them open. To be closed.
 
-    def __init__(self, path: str) -> None:
+    A file loses its name only by a change of its directory, so the directory is read before each commit, and the files only if it has changed, or
+    after a second: then it is also noticed that the path leads to another directory, in which case the files keep their names elsewhere. Reading
+    the times of the log before each commit would be expensive: kernels with fine-grained file times then store new ones with the next write.
+    """
+
+    def __init__(self, path: str, clock: Callable[[], float] = time.time) -> None:
         self._path = path
+        real = os.path.realpath(path)
+        self._log_path = f"{real}-wal" if os.path.islink(path) else f"{path}-wal"
+        self._clock = clock
         self._file: tuple[int, int] | None = _identity(path)
-        self._log: tuple[int, int] | None = None
+        self._known: tuple[int, int, int, int] | None = None
+        self._directory: int | None = None
+        with suppress(OSError):  # a directory that may not be read
+            self._directory = os.open(os.path.dirname(real), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._changed: int = 0
+        """The time of the directory's last change, while the files had their names; 0 if another change could leave it the same."""
+        self._examined: float = 0.0
+
+    def close(self) -> None:
+        """Close the directory. The files are not opened here: a raw open and close of them would drop SQLite's locks."""
+        if self._directory is not None:
+            os.close(self._directory)
+            self._directory = None
 
     def check(self) -> None:
-        """Raise `StoreReplaced` unless the names still refer to the open files. Makes two system calls."""
-        log = _identity(f"{self._path}-wal")
-        if self._log is None:
-            self._log = log
-        if _identity(self._path) == self._file and log == self._log:
+        """Raise `StoreReplaced` unless the names still refer to the open files. Makes one system call while the directory does not change."""
+        now = self._clock()
+        changed = 0 if self._directory is None else os.fstat(self._directory).st_ctime_ns
+        if changed and changed == self._changed and 0.0 <= now - self._examined < EXAMINED_SECONDS:
             return
+        self._changed = 0
+        if self._examine():
+            grain = COARSE_SECONDS if changed % COARSE_NANOSECONDS == 0 else FINE_SECONDS
+            if now - changed / 1e9 > grain:
+                self._changed, self._examined = changed, now
+
+    def _examine(self) -> bool:
+        """Raise `StoreReplaced` unless the names refer to the open files; return whether there is a log already."""
+        try:
+            file, log = os.stat(self._path), os.stat(self._log_path)
+        except OSError:
+            if self._known is None and _identity(self._path) == self._file:
+                return False
+        else:
+            found = (file.st_dev, file.st_ino, log.st_dev, log.st_ino)
+            if found == self._known:
+                return True
+            if self._known is None and found[:2] == self._file:
+                self._known = found
+                return True
         raise StoreReplaced(
             f"{self._path} was removed or replaced while the server had it open: nothing is written any more;"
             " put the file back, or stop the server and start it again"
@@ -100,7 +151,7 @@ def _identity(path: str) -> tuple[int, int] | None:
         found = os.stat(path)
     except OSError:
         return None
-    return (found.st_dev, found.st_ino) if found.st_nlink else None
+    return found.st_dev, found.st_ino
 
 
 def connect_reader(path: str) -> Database:

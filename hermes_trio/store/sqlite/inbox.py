@@ -35,8 +35,8 @@ __all__ = [
     "SqliteInbox",
     "abandon_waiting",
     "claimed_again",
+    "expire_waiting",
     "first_of",
-    "forsake_waiting",
     "insert_notice",
     "row_of",
     "session_has_ended",
@@ -54,6 +54,8 @@ _CLAIMABLE: Final = (
     "settled_at IS NULL AND session_key = ? AND inbox = ?"
     " AND (state = 'pending' OR (state = 'taken' AND owner = ? AND turn_id = ''))"
 )
+
+_OF_ROOT: Final = " AND kind = 'notice' AND root_id = ?"
 
 ELSEWHERE: Final = (
     "SELECT 1 FROM inbox WHERE settled_at IS NULL AND session_key = ?1 AND inbox = ?2 AND state = 'taken' AND owner <> ?3"
@@ -177,7 +179,7 @@ def settle_rows(db: Database, now: float, owner: str, turn_id: str, taken: Seque
     """
     for number in taken:
         if exists(db, "SELECT 1 FROM inbox WHERE id = ? AND owner NOT IN ('', ?)", (number, owner)):
-            raise Fenced(f"inbox row {number} of turn {turn_id} belongs to another owner by now")
+            raise Fenced(f"inbox row {number} of turn {turn_id} now belongs to another owner")
     for number in told:
         found = one(
             db,
@@ -232,7 +234,7 @@ def _unbegin(db: Database, owner: str, rows: Sequence[InboxRow]) -> list[int]:
     return ids
 
 
-def bury_rows(
+def make_dead_letters(
     db: Database, now: float, owner: str, claimed: Sequence[InboxRow], reason: str, told: Sequence[NewReply]
 ) -> None:
     """Make dead letters of claimed rows and queue the replies to their senders. Rows that are not held any more are not changed."""
@@ -244,7 +246,7 @@ def bury_rows(
         add_replies(db, now, "", "", told)
 
 
-def forsake_waiting(db: Database, reason: str, now: float, before: float, limit: int) -> int:
+def expire_waiting(db: Database, reason: str, now: float, before: float, limit: int) -> int:
     """Make dead letters of rows that have waited since `before`, `limit` at most; return how many there were."""
     sql = (
         "UPDATE inbox SET state = 'dead', reason = ?, settled_at = ? WHERE id IN"
@@ -281,13 +283,17 @@ def supersede(db: Database, now: float, job_id: str) -> int:
     return _close(db, many(db, sql, (now, job_id)))
 
 
-def abandon_waiting(db: Database, now: float, session_id: str, reason: str) -> int:
-    """Mark the pending rows of a session as abandoned; return their number. Claimed rows are in a turn and are not changed."""
+def abandon_waiting(db: Database, now: float, session_id: str, reason: str, root_id: str | None = None) -> int:
+    """Mark the pending rows of a session as abandoned, or only the notices of one root; return their number.
+
+    Claimed rows are in a turn and are not changed.
+    """
     sql = (
         "UPDATE inbox SET state = 'abandoned', reason = ?, settled_at = ? WHERE session_id = ? AND session_id <> '' AND settled_at IS NULL"
-        " AND state = 'pending' RETURNING root_id, inbox, session_key"
+        f" AND state = 'pending'{'' if root_id is None else _OF_ROOT} RETURNING root_id, inbox, session_key"
     )
-    return _close(db, many(db, sql, (reason, now, session_id)))
+    given = (reason, now, session_id)
+    return _close(db, many(db, sql, given if root_id is None else (*given, root_id)))
 
 
 def _close(db: Database, rows: Sequence[Row]) -> int:
@@ -392,9 +398,9 @@ class SqliteInbox(Verbs):
         """Mark the pending notices of a job as seen; return how many there were."""
         return await self._write(supersede, self._clock(), job_id)
 
-    async def abandon(self, *, session_id: str, reason: str) -> int:
-        """Mark the waiting rows of a session as abandoned; return their number."""
-        return await self._write(abandon_waiting, self._clock(), session_id, reason)
+    async def abandon(self, *, session_id: str, reason: str, root_id: str | None = None) -> int:
+        """Mark the waiting rows of a session as abandoned, or only the notices of one root; return their number."""
+        return await self._write(abandon_waiting, self._clock(), session_id, reason, root_id)
 
     async def take_inbox(self, inbox: str, session_key: str, limit: int = 32) -> list[InboxRow]:
         """Claim the rows of the next turn of a session: one message, or a burst of notices with one destination."""
@@ -407,9 +413,9 @@ class SqliteInbox(Verbs):
         """Release a claim: the rows wait again."""
         await self._write(release_rows, self.owner, tuple(rows))
 
-    async def bury_inbox(self, rows: Sequence[InboxRow], *, reason: str, replies: Sequence[NewReply] = ()) -> None:
+    async def inbox_dead(self, rows: Sequence[InboxRow], *, reason: str, replies: Sequence[NewReply] = ()) -> None:
         """Make claimed rows dead letters and queue the replies to their senders, in one transaction."""
-        await self._write(bury_rows, self._clock(), self.owner, tuple(rows), reason, tuple(replies))
+        await self._write(make_dead_letters, self._clock(), self.owner, tuple(rows), reason, tuple(replies))
 
     async def revive_inbox(self, number: int) -> bool:
         """Queue a dead letter again; return whether it was one."""

@@ -56,7 +56,7 @@ def start_job(db: Database, now: float, owner: str, job: JobStart) -> None:
     same = "job_id = ? AND kind = ? AND root_id = ? AND turn_id = ? AND owner = ? AND ended_at IS NULL"
     given = (job.job_id, job.kind, job.root_id, job.turn_id, owner)
     if not made and not exists(db, f"SELECT 1 FROM jobs WHERE {same}", given):
-        raise JobRefused(f"there has been a job {job.job_id!r} before; give each job an id of its own, or none")
+        raise JobRefused(f"job {job.job_id!r} already exists; give each job its own id, or none")
 
 
 def finish_job(db: Database, now: float, owner: str, job: JobFinish) -> int | None:
@@ -73,7 +73,7 @@ def finish_job(db: Database, now: float, owner: str, job: JobFinish) -> int | No
         (job.state.value, clean(job.summary), now, details, job.job_id, owner),
     )
     if ended is None and exists(db, "SELECT 1 FROM jobs WHERE job_id = ? AND owner <> ?", (job.job_id, owner)):
-        raise Fenced(f"job {job.job_id} belongs to another owner by now")
+        raise Fenced(f"job {job.job_id} now belongs to another owner")
     if ended is None:
         return None
     root_id, inbox, key = ended

@@ -12,15 +12,15 @@ from typing import Concatenate, Final, ParamSpec
 import msgspec
 
 from hermes_trio.base.retention import DAY, Retention, age_limit
-from hermes_trio.store.records import MaintenanceReport
+from hermes_trio.store.records import OWED, MaintenanceReport
 
 from .approvals import forget_grants
 from .files import BUSY_MILLISECONDS
-from .inbox import forsake_waiting
+from .inbox import expire_waiting
 from .nodes import host_lease
 from .rows import Database, changed, equalities, many, single, write
 from .search import SqliteSearch
-from .sessions import IDLE
+from .sessions import IDLE, INTERRUPTED
 from .verbs import Verbs
 from .writer import Weight
 
@@ -45,7 +45,7 @@ class Prune(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str | None = None
 
     def where(self) -> tuple[str, list[object]]:
-        """The condition and its bindings."""
+        """Return the condition and its bindings."""
         parts, bindings = equalities({"source": self.source, "end_reason": self.end_reason, "tenant": self.tenant})
         return " AND ".join(("ended_at IS NOT NULL AND ended_at < ?", *parts)), [self.before, *bindings]
 
@@ -113,7 +113,7 @@ class _Rule(msgspec.Struct, frozen=True):
     table: str
     ended: str
     days: Callable[[Retention], float] | None
-    """How long rows are kept; None for rows whose `ended` column says when they go."""
+    """How long rows are kept; None for rows whose `ended` column is the time of their removal."""
     count: Callable[[Retention], int] | None = None
     condition: str = "true"
     key: str = "rowid"
@@ -177,7 +177,10 @@ def remove_expired(db: Database, rule: _Rule, now: float, retention: Retention) 
 
 
 def remove_rest(db: Database, now: float, retention: Retention) -> int:
-    """Remove what no rule of age covers: old codes, grants of conversations that are gone, slots beyond a job's count."""
+    """Remove what no rule of age covers: expired pairing codes, grants of conversations that no longer exist, slots beyond a job's count.
+
+    Also what is owed for a one-shot session, if it has ended and its end is settled: its process died before it could remove the row.
+    """
     removed = changed(db, "DELETE FROM pairing_codes WHERE expires_at < ?", (now,))
     removed += changed(
         db,
@@ -186,21 +189,27 @@ def remove_rest(db: Database, now: float, retention: Retention) -> int:
         " AND ended_at IS NOT NULL LIMIT ?)",
         (retention.cron_execution_count, retention.batch),
     )
+    removed += changed(
+        db,
+        "DELETE FROM state_meta WHERE substr(key, 1, ?) = ? AND NOT EXISTS (SELECT 1 FROM sessions"
+        " WHERE id = substr(key, ?) AND (ended_at IS NULL OR end_reason = ?))",
+        (len(OWED), OWED, len(OWED) + 1, INTERRUPTED),
+    )
     return removed + forget_grants(db, now - DAY)
 
 
 def give_up_waiting(db: Database, now: float, retention: Retention) -> tuple[int, bool]:
-    """Make dead letters of a few rows that wait for an interface or a platform that does not come back. As `prune_some`."""
+    """Make dead letters of a few rows that have waited too long for an interface or a platform. Returns what `prune_some` does."""
     age = age_limit(retention.waiting)
     if age is None:
         return 0, False
-    reason = f"nobody has taken it for {retention.waiting:g} days"
+    reason = f"no lane has taken it for {retention.waiting:g} days"
     sent = (
         "UPDATE outbox SET state = 'dead', error = ?, settled_at = ? WHERE id IN"
         " (SELECT id FROM outbox WHERE settled_at IS NULL AND state = 'pending' AND created_at < ? LIMIT ?)"
     )
     given = (reason, now, now - age, retention.batch)
-    count = forsake_waiting(db, *given) + changed(db, sent, given)
+    count = expire_waiting(db, *given) + changed(db, sent, given)
     return count, bool(count)
 
 

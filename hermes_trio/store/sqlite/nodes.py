@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+import msgspec
+
 from hermes_trio.runtime.errors import Fenced
 from hermes_trio.runtime.ports import (
     ANSWER_TOPIC,
@@ -32,7 +34,7 @@ KEPT_SECONDS: Final = 3600.0
 """The time for which a request is kept."""
 
 HOSTED: Final = "host "
-"""What the leases begin with that say on which node the shell and the files of a session are. They outlive their node: the next turn says what was lost."""
+"""The prefix of leases that bind a session to the node with its shell and files. They outlive their node: the next turn reports what was lost."""
 
 NAMED_JOBS: Final = 20
 """The most lost jobs of a session that are named."""
@@ -60,7 +62,7 @@ def insert_node(db: Database, now: float, incarnation: str, name: str, seconds: 
 
 
 def renew(db: Database, now: float, incarnation: str, seconds: float, info: Mapping[str, Any]) -> float | None:
-    """Renew a lease that has not expired; say when the first of the others does."""
+    """Renew a lease that has not expired; return when the first of the others expires."""
     sql = "UPDATE nodes SET expires_at = ?, info = ? WHERE incarnation = ? AND expires_at > ?"
     if not changed(db, sql, (now + seconds, dump(info), incarnation, now)):
         raise Fenced("the lease of this node has expired; an expired lease is not renewed")
@@ -93,7 +95,7 @@ def remove_gone(db: Database, now: float) -> list[str]:
 
 
 def list_nodes(db: Database) -> list[NodeRow]:
-    """All nodes, oldest first."""
+    """Return all nodes, oldest first."""
     held: dict[str, list[str]] = {}
     for name, owner in many(
         db, "SELECT name, owner FROM leases WHERE substr(name, 1, 5) <> ? ORDER BY name", (HOSTED,)
@@ -139,8 +141,17 @@ def claim_host(db: Database, now: float, owner: str, session_id: str) -> bool:
     return bool(changed(db, sql, (owner, now, name)))
 
 
-def session_host(db: Database, session_id: str) -> SessionHost | None:
-    """Return the node with the shell and the files of a session, else the one with its jobs, or None."""
+def session_host(db: Database, session_id: str, owner: str) -> SessionHost | None:
+    """Return the node with the shell and the files of a session, else the one with its jobs, or None; and whether a turn of another owner has it."""
+    sql = "SELECT 1 FROM sessions WHERE id = ? AND open_turn <> '' AND owner <> ?"
+    held = exists(db, sql, (session_id, owner))
+    found = _bound_host(db, session_id)
+    if found is None:
+        return SessionHost(held=True) if held else None
+    return msgspec.structs.replace(found, held=True) if held else found
+
+
+def _bound_host(db: Database, session_id: str) -> SessionHost | None:
     sql = (
         "SELECT l.owner, l.claimed_at, n.incarnation FROM leases l LEFT JOIN nodes n ON n.incarnation = l.owner"
         " WHERE l.name = ?"
@@ -237,7 +248,7 @@ class SqliteNodes(Verbs):
     """The nodes' part of the store."""
 
     async def renew_node(self, info: Mapping[str, Any]) -> float | None:
-        """Renew the lease of this node; return in how many seconds the first other one expires. `Fenced` if the row is gone or has expired."""
+        """Renew the lease of this node; return in how many seconds the first other one expires. Raises `Fenced` if the row was removed or has expired."""
         return await self._write(renew, self._lease_clock(), self.owner, self.lease_seconds, info)
 
     async def list_nodes(self) -> list[NodeRow]:
@@ -261,11 +272,13 @@ class SqliteNodes(Verbs):
         await self._write(release_host, session_id, node)
 
     async def session_host(self, session_id: str) -> SessionHost | None:
-        """Return the node to which a session is bound: by its shell and its files, else by its live jobs; None if it is bound to none."""
-        return await self._read(session_host, session_id)
+        """Return the node to which a session is bound: by its shell and its files, else by its live jobs; None if it is bound to none, and no turn of
+        another node has it.
+        """
+        return await self._read(session_host, session_id, self.owner)
 
     async def ask_node(self, request: NodeRequest) -> bool:
-        """Write a request to a node; return False, with nothing written, if that node is gone."""
+        """Write a request to a node; return False, with nothing written, if that node has ended."""
         return await self._write(ask, self._clock(), request)
 
     async def take_requests(self) -> list[NodeRequest]:

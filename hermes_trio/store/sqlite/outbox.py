@@ -27,8 +27,8 @@ _COLUMNS: Final = (
 
 def _row(row: Row) -> OutboxRow:
     target, text, payload = load_mapping(row[2]), row[3], load_mapping(row[4])
-    values: list[Any] = [*row[:2], target, text, payload, *row[5:7], OutboxState(row[7]), *row[8:11], bool(row[11])]
-    return OutboxRow(*values, *row[12:])
+    values: list[Any] = [*row[:2], target, text, payload, *row[5:7], OutboxState(row[7]), *row[8:]]
+    return OutboxRow(*values)
 
 
 def _target(target: Mapping[str, object]) -> str:
@@ -65,28 +65,40 @@ def add_replies(
 
 
 _HEADS: Final = (
-    "SELECT id, state, next_at, owner, created_at FROM outbox WHERE id IN"
+    "SELECT id, state, next_at, owner, created_at, attempts FROM outbox WHERE id IN"
     " (SELECT min(id) FROM outbox WHERE platform = ? AND settled_at IS NULL GROUP BY target)"
 )
 """The oldest unsettled reply of each chat: only it may be sent, so that later ones do not overtake it."""
 
 
-def _claimable(db: Database, now: float, owner: str, platform: str, holding: Sequence[int]) -> list[tuple[float, int]]:
+def _claimable(
+    db: Database, now: float, owner: str, platform: str, holding: Sequence[int], waited: Sequence[tuple[int, int]]
+) -> list[tuple[float, int]]:
     """Return when each head can be claimed: waiting ones when they are due, and at once those of this owner whose claim's answer was lost.
 
-    What the caller holds is never claimed, even if it waits: its attempt has ended in the store, and the caller has not heard of that yet.
+    What the caller holds is never claimed, even if it waits: its attempt has ended in the store, and the caller does not know that yet.
     A reply with a creation time after now is due at once, because the clock was set back. Its claim sets that time to now, so that its next attempt waits.
+    So is one that has `waited`: its delay has passed, and its time was computed by a clock that was ahead.
     """
+    ripe = frozenset(waited)
     return [
-        (next_at if state == "pending" and created_at <= now else 0.0, number)
-        for number, state, next_at, held, created_at in many(db, _HEADS, (platform,))
+        (next_at if state == "pending" and created_at <= now and (number, attempts) not in ripe else 0.0, number)
+        for number, state, next_at, held, created_at, attempts in many(db, _HEADS, (platform,))
         if number not in holding and (held == owner or (state == "pending" and not held))
     ]
 
 
-def claim(db: Database, now: float, owner: str, platform: str, limit: int, holding: Sequence[int]) -> list[OutboxRow]:
+def claim(
+    db: Database,
+    now: float,
+    owner: str,
+    platform: str,
+    limit: int,
+    holding: Sequence[int],
+    waited: Sequence[tuple[int, int]] = (),
+) -> list[OutboxRow]:
     """Claim for this owner and return the oldest unsent reply of each chat, where it is due."""
-    ids = sorted(number for due, number in _claimable(db, now, owner, platform, holding) if due <= now)[:limit]
+    ids = sorted(number for due, number in _claimable(db, now, owner, platform, holding, waited) if due <= now)[:limit]
     claimed: list[OutboxRow] = []
     for number in ids:
         found = one(
@@ -101,9 +113,11 @@ def claim(db: Database, now: float, owner: str, platform: str, limit: int, holdi
     return claimed
 
 
-def next_due(db: Database, now: float, owner: str, platform: str, holding: Sequence[int]) -> float | None:
+def next_due(
+    db: Database, now: float, owner: str, platform: str, holding: Sequence[int], waited: Sequence[tuple[int, int]] = ()
+) -> float | None:
     """Return when the next reply of a platform can be claimed. Only the oldest unsent reply of each chat counts."""
-    return min((due for due, _ in _claimable(db, now, owner, platform, holding)), default=None)
+    return min((due for due, _ in _claimable(db, now, owner, platform, holding, waited)), default=None)
 
 
 def end_attempt(db: Database, owner: str, row: OutboxRow, change: str, bindings: Sequence[object]) -> bool:
@@ -122,7 +136,8 @@ def revive(db: Database, now: float, number: int) -> bool:
     """Queue a dead reply again."""
     found = one(
         db,
-        "UPDATE outbox SET state = 'pending', settled_at = NULL, attempts = 0, next_at = ?1, created_at = ?1"
+        "UPDATE outbox SET state = 'pending', owner = '', settled_at = NULL, attempts = 0, next_at = ?1, created_at = ?1,"
+        " maybe_duplicate = CASE WHEN maybe_duplicate > 1 THEN 1 ELSE maybe_duplicate END"
         " WHERE id = ?2 AND state = 'dead' RETURNING platform",
         (now, number),
     )
@@ -160,13 +175,17 @@ class SqliteOutbox(Verbs):
         node = self.owner if self.lease_seconds else ""
         return await self._write(add_replies, self._clock(), session_id, "", tuple(entries), node)
 
-    async def claim_outbox(self, platform: str, *, limit: int = 16, holding: Sequence[int] = ()) -> list[OutboxRow]:
+    async def claim_outbox(
+        self, platform: str, *, limit: int = 16, holding: Sequence[int] = (), waited: Sequence[tuple[int, int]] = ()
+    ) -> list[OutboxRow]:
         """Claim and return the oldest unsent reply of each chat of a platform, where it is due. A claimed row is not returned again until it is retried."""
-        return await self._write(claim, self._clock(), self.owner, platform, limit, tuple(holding))
+        return await self._write(claim, self._clock(), self.owner, platform, limit, tuple(holding), tuple(waited))
 
-    async def next_outbox_due(self, platform: str, *, holding: Sequence[int] = ()) -> float | None:
+    async def next_outbox_due(
+        self, platform: str, *, holding: Sequence[int] = (), waited: Sequence[tuple[int, int]] = ()
+    ) -> float | None:
         """Return the time at which the next reply of a platform can be claimed, or None."""
-        return await self._read(next_due, self._clock(), self.owner, platform, tuple(holding))
+        return await self._read(next_due, self._clock(), self.owner, platform, tuple(holding), tuple(waited))
 
     async def outbox_sent(self, row: OutboxRow) -> bool:
         """Record that the platform accepted a reply."""

@@ -1,4 +1,4 @@
-"""The reaper: ends or requeues everything that an owner that is gone still holds in the store.
+"""The reaper: ends or requeues everything that owners that have ended still hold in the store.
 
 One transaction handles everything that such an owner held, at the start or when another node has died: work that had begun gets its
 end state, and each pending completion is queued exactly once; rows that were only claimed wait again, with their count of
@@ -17,6 +17,7 @@ from hermes_trio.runtime.outcome import JobState
 from hermes_trio.runtime.ports import (
     APPROVAL_TOPIC,
     OUTBOX_TOPIC,
+    REAP_TOPIC,
     RUN_TOPIC,
     SESSION_TOPIC,
     NewNotice,
@@ -34,13 +35,12 @@ from .jobs import JOB_COLUMNS, job_from_row
 from .nodes import insert_node, remove_gone, remove_node
 from .roots import close_root
 from .rows import Database, many, marks, write
-from .sessions import end_session
+from .sessions import INTERRUPTED, end_session
 from .verbs import Verbs
 from .writer import Weight
 
 __all__ = ["SqliteRecovery", "reap"]
 
-INTERRUPTED: Final = "interrupted"
 _ERROR: Final = "The server stopped while this was running; it was not completed."
 
 
@@ -56,7 +56,7 @@ class _Reaper:
 
 
 def reap(db: Database, now: float, owner: str, live: Sequence[str], epoch: str) -> Recovery:
-    """End or requeue everything that belongs to owners that are gone. `live` are the live owners beside the nodes."""
+    """End or requeue everything that belongs to owners that have ended. `live` are the live owners beside the nodes."""
     live = (*live, *remove_gone(db, now))
     reaper = _Reaper(db, now, owner, live)
     gone, held = reaper.gone, reaper.live
@@ -74,7 +74,7 @@ def reap(db: Database, now: float, owner: str, live: Sequence[str], epoch: str) 
     db.signals.extend([(APPROVAL_TOPIC, approval_id) for (approval_id,) in approvals])
     outbox = many(
         db,
-        "UPDATE outbox SET state = 'pending', maybe_duplicate = 1, next_at = ?, owner = ''"
+        "UPDATE outbox SET state = 'pending', maybe_duplicate = maybe_duplicate + 1, next_at = ?, owner = ''"
         f" WHERE settled_at IS NULL AND state = 'attempting' AND {gone} RETURNING platform",
         (now, *held),
     )
@@ -177,8 +177,8 @@ def _lost(job: JobRow) -> NewNotice:
         routing=job.routing,
         kind=NoticeKind.LOST,
         text=(
-            f"The background {job.kind} {job.job_id} ({job.title}) was lost: the server stopped while it was running, and it"
-            f" runs no more. Whether it had finished its work is not known.{tail}"
+            f"The background {job.kind} {job.job_id} ({job.title}) was lost: the server stopped while it was running, and it is"
+            f" not running any more. Whether it had finished its work is not known.{tail}"
         ),
         job_id=job.job_id,
         root_id=job.root_id,
@@ -227,7 +227,7 @@ def _interrupt_messages(reaper: _Reaper) -> None:
 
 
 def recover(db: Database, now: float, last: str, owner: str, member: tuple[str, float] | None, epoch: str) -> Recovery:
-    """Begin an owner, as a node with that name and lease or as the only owner of the database, and reap. Its last incarnation is gone."""
+    """Begin an owner, as a node with that name and lease or as the only owner of the database, and reap. Its last incarnation has ended."""
     remove_node(db, last)
     if member is not None:
         insert_node(db, now, owner, *member)
@@ -235,9 +235,10 @@ def recover(db: Database, now: float, last: str, owner: str, member: tuple[str, 
 
 
 def leave(db: Database, now: float, owner: str, epoch: str) -> None:
-    """End a node in order: reap its own remaining work."""
+    """End a node in order: reap its own remaining work, and announce it if that interrupted a session."""
     remove_node(db, owner)
-    reap(db, now, owner, (), epoch)
+    if reap(db, now, owner, (), epoch).sessions_ended:
+        db.signals.append((REAP_TOPIC, owner))
 
 
 class SqliteRecovery(Verbs):
@@ -247,7 +248,7 @@ class SqliteRecovery(Verbs):
     """The name of this node; empty for the only owner of a database."""
 
     async def recover(self, epoch: str) -> Recovery:
-        """Begin a new incarnation of this handle, and reap the work of owners that are gone, its own last incarnation included."""
+        """Begin a new incarnation of this handle, and reap the work of owners that have ended, its own last incarnation included."""
         last, self.owner = self.owner, secrets.token_hex(16)
         member = self.lease_seconds and (self.node_name, self.lease_seconds)
         return await self._writer.submit(
@@ -255,7 +256,7 @@ class SqliteRecovery(Verbs):
         )
 
     async def reap(self, epoch: str) -> Recovery:
-        """End or requeue everything that belongs to owners that are gone. A node whose lease has expired is gone."""
+        """End or requeue everything that belongs to owners that have ended. A node whose lease has expired counts as ended."""
         alone = () if self.lease_seconds else (self.owner,)
         return await self._write_heavily(reap, self._lease_clock(), self.owner, alone, epoch)
 

@@ -9,7 +9,7 @@ from hermes_trio.runtime.ports import ROOT_TOPIC
 from .rows import Database, exists, one, single
 from .verbs import Verbs
 
-__all__ = ["SqliteRoots", "close_root", "session_promised"]
+__all__ = ["SqliteRoots", "close_root", "root_wakes", "session_promised"]
 
 _COUNTS: Final = """
 SELECT (SELECT count(*) FROM inbox WHERE settled_at IS NULL AND state = 'pending'),

@@ -5,7 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-__all__ = ["Cursor", "Database", "Row", "changed", "exists", "many", "marks", "one", "single", "write", "write_many"]
+__all__ = [
+    "Cursor",
+    "Database",
+    "Row",
+    "changed",
+    "exists",
+    "many",
+    "marks",
+    "one",
+    "roll_back",
+    "single",
+    "write",
+    "write_many",
+]
 
 Row = tuple[Any, ...]
 
@@ -79,6 +92,12 @@ def changed(db: Database, sql: str, bindings: Bindings = ()) -> int:
 def write_many(db: Database, sql: str, rows: Iterable[Sequence[object]]) -> None:
     """Run a statement once for each set of bindings."""
     db.executemany(sql, rows)
+
+
+def roll_back(db: Database) -> None:
+    """Roll back the open transaction, and forget its signals. Raises the driver's error if that fails; the transaction is then still open."""
+    db.signals.clear()
+    db.execute("ROLLBACK")
 
 
 def equalities(columns: Mapping[str, object]) -> tuple[list[str], list[object]]:

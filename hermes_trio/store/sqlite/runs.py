@@ -120,7 +120,7 @@ def finish_run(db: Database, now: float, owner: str, run: NewRun, finish: TurnFi
         ),
     )
     if not written and exists(db, "SELECT 1 FROM runs WHERE run_id = ? AND owner <> ?", (run.run_id, owner)):
-        raise Fenced(f"run {run.run_id} belongs to another owner by now")
+        raise Fenced(f"run {run.run_id} now belongs to another owner")
     db.signals.append((RUN_TOPIC, run.run_id))
 
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from hermes_trio.runtime.context import SessionContext
-from hermes_trio.runtime.ports import Message
+from hermes_trio.runtime.ports import Message, NewReply
 from hermes_trio.store.errors import ForeignSession, InvalidTitle, SessionExists, TitleTaken, UnknownSession
 from hermes_trio.store.records import (
     ALL_SESSIONS,
@@ -32,17 +32,21 @@ from hermes_trio.store.records import (
 from .encoding import MESSAGE_COLUMNS, clean, dump, message_from_row, routing_text
 from .inbox import SESSION_ENDED, abandon_waiting
 from .nodes import host_lease
+from .outbox import add_replies
 from .rows import Database, Row, changed, equalities, exists, many, one, single, write
 from .transcript import add_messages, archive_messages, first_words, history, history_page
 from .verbs import Verbs
 
-__all__ = ["SESSION_COLUMNS", "SqliteSessions", "end_session", "new_session_id", "session_from_row"]
+__all__ = ["INTERRUPTED", "SESSION_COLUMNS", "SqliteSessions", "end_session", "new_session_id", "session_from_row"]
 
 TITLE_LENGTH: Final = 100
 HISTORY_POINT: Final = 256
 """Transcripts of up to this many messages are read on the loop."""
 
 IDLE: Final = "idle"
+
+INTERRUPTED: Final = "interrupted"
+"""The end reason of a one-shot session whose server stopped in its turn."""
 
 SESSION_COLUMNS: Final = (
     "id, source, tenant, session_key, user_id, model, title, preview, parent_session_id, lineage, one_shot, started_at,"
@@ -224,6 +228,18 @@ def end_session(db: Database, now: float, session_id: str, reason: str) -> bool:
     return bool(ended)
 
 
+def conclude_interrupted(
+    db: Database, now: float, session_id: str, reason: str, mark: str, replies: Sequence[NewReply], node: str
+) -> bool:
+    """Replace the end reason of an interrupted session, and queue the replies if there is a value under `mark`, which is deleted."""
+    sql = "UPDATE sessions SET end_reason = ? WHERE id = ? AND end_reason = ? AND ended_at IS NOT NULL"
+    if not changed(db, sql, (reason, session_id, INTERRUPTED)):
+        return False
+    if changed(db, "DELETE FROM state_meta WHERE key = ?", (mark,)):
+        add_replies(db, now, session_id, "", replies, node)
+    return True
+
+
 def reopen_session(db: Database, now: float, session_id: str) -> bool:
     """Reopen an ended session; return whether it had ended."""
     change = "ended_at = NULL, end_reason = NULL, one_shot = 0, last_active = ?"
@@ -285,21 +301,28 @@ def patch_session(
     return _needed(db, session_id)
 
 
-def delete_session(db: Database, session_id: str, tenant: str | None = None) -> int:
-    """Delete a session with its sub-agents' sessions, to any depth; its branches stay, without a parent."""
+def delete_session(db: Database, now: float, session_id: str, tenant: str | None = None) -> int:
+    """Delete a session with its sub-agents' sessions, to any depth, and abandon their waiting rows; its branches stay, without a parent.
+
+    What was allowed for the rest of a conversation ends with the session that the conversation is in.
+    """
     if tenant is not None:
         _needed(db, session_id, tenant)
-    doomed = [session_id]
-    for parent in doomed:
+    subtree = [session_id]
+    for parent in subtree:
         sql = "SELECT id FROM sessions WHERE parent_session_id = ? AND lineage = 'subagent'"
-        doomed.extend(child for (child,) in many(db, sql, (parent,)) if child not in doomed)
+        subtree.extend(child for (child,) in many(db, sql, (parent,)) if child not in subtree)
     removed = 0
-    for doomed_id in doomed:
-        write(db, "UPDATE sessions SET parent_session_id = NULL WHERE parent_session_id = ?", (doomed_id,))
-        write(db, "UPDATE inbox SET state = 'abandoned', reason = 'session_deleted', settled_at = created_at"
-                  " WHERE session_id = ? AND session_id <> '' AND state = 'pending'", (doomed_id,))  # fmt: skip
-        write(db, "DELETE FROM leases WHERE name = ?", (host_lease(doomed_id),))
-        removed += changed(db, "DELETE FROM sessions WHERE id = ?", (doomed_id,))
+    for removed_id in subtree:
+        write(db, "UPDATE sessions SET parent_session_id = NULL WHERE parent_session_id = ?", (removed_id,))
+        abandon_waiting(db, now, removed_id, "session_deleted")
+        write(
+            db,
+            "DELETE FROM grants WHERE scope IN (SELECT session_key FROM routes WHERE session_id = ?)",
+            (removed_id,),
+        )
+        write(db, "DELETE FROM leases WHERE name = ?", (host_lease(removed_id),))
+        removed += changed(db, "DELETE FROM sessions WHERE id = ?", (removed_id,))
     return removed
 
 
@@ -460,6 +483,13 @@ class SqliteSessions(Verbs):
         """End a session and abandon its waiting rows; the first reason wins. Returns whether this call ended it."""
         return await self._write(end_session, self._clock(), session_id, reason)
 
+    async def conclude_interrupted(
+        self, session_id: str, *, reason: str, mark: str, replies: Sequence[NewReply] = ()
+    ) -> bool:
+        """Give an interrupted session the end reason of its interface, and report the interruption if there is a value under `mark`."""
+        node = self.owner if self.lease_seconds else ""
+        return await self._write(conclude_interrupted, self._clock(), session_id, reason, mark, tuple(replies), node)
+
     async def reopen_session(self, session_id: str) -> bool:
         """Reopen an ended session; return whether it had ended."""
         return await self._write(reopen_session, self._clock(), session_id)
@@ -469,7 +499,7 @@ class SqliteSessions(Verbs):
 
         With a tenant, a session of another one raises `ForeignSession`, and nothing is deleted.
         """
-        return await self._write_heavily(delete_session, session_id, tenant)
+        return await self._write_heavily(delete_session, self._clock(), session_id, tenant)
 
     async def fork_session(
         self, session_id: str, *, new_id: str = "", title: str | None = None, tenant: str | None = None

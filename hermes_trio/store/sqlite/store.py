@@ -17,7 +17,7 @@ from time import perf_counter
 from typing import Final, Literal, Protocol
 
 import apsw
-import attrs
+import msgspec
 import trio
 
 from hermes_trio.base.retention import Retention
@@ -51,14 +51,14 @@ from .turns import SqliteTurns
 from .verbs import OwnReads, Reads, SharedReads, Writes
 from .writer import InlineWorker, ThreadWorker, Worker, Writer, WriterStatistics
 
-__all__ = ["Runner", "SqliteStore", "look_after", "open_store", "secret_of"]
+__all__ = ["Runner", "SqliteStore", "open_store", "run_maintenance", "secret_of"]
 
 READER_THREADS: Final = 4
 
 INDEX_SECONDS: Final = 15.0
 """The interval between indexing rounds; a search indexes missing messages first."""
 
-INDEX_PATIENCE: Final = 4.0
+INDEX_PAUSE_FACTOR: Final = 4.0
 """The pause after indexing, as a multiple of the time that it took."""
 
 UPKEEP_LEASE: Final = "upkeep"
@@ -83,8 +83,7 @@ class Runner(Enum):
     """On the loop. For virtual time and property tests. A database in memory is always inline: it does not wait for a disk."""
 
 
-@attrs.frozen(kw_only=True)
-class OpenDatabase:
+class OpenDatabase(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """An open database: its writer, its readers, and what its stores share."""
 
     path: str
@@ -163,8 +162,10 @@ class SqliteStore(
         return self._writer.statistics()
 
 
-class LooksAfterItself(Protocol):
+class MaintainedStore(Protocol):
     """A store with a maintenance task of its own."""
+
+    path: str
 
     retention: Retention
 
@@ -177,17 +178,17 @@ class LooksAfterItself(Protocol):
     async def maintain(self) -> MaintenanceReport: ...
 
 
-async def _index_gently(store: LooksAfterItself, sleep: Callable[[float], Awaitable[None]]) -> None:
+async def _index_gently(store: MaintainedStore, sleep: Callable[[float], Awaitable[None]]) -> None:
     """Index waiting messages in small batches, with pauses that are longer than the work, so that commits are not delayed."""
     while True:
         began = perf_counter()
         if not await store.index_some():
             return
-        await sleep(INDEX_PATIENCE * (perf_counter() - began))
+        await sleep(INDEX_PAUSE_FACTOR * (perf_counter() - began))
 
 
-async def _has_upkeep(store: LooksAfterItself) -> bool:
-    """Return whether this node does the upkeep, where several share the store: the first that claims the lease, until it leaves or dies."""
+async def _does_maintenance(store: MaintainedStore) -> bool:
+    """Return whether this node does the maintenance, where several share the store: the first that claims the lease, until it leaves or dies."""
     if not store.lease_seconds:
         return True
     try:
@@ -196,7 +197,7 @@ async def _has_upkeep(store: LooksAfterItself) -> bool:
         return False
 
 
-async def look_after(store: LooksAfterItself, sleep: Callable[[float], Awaitable[None]]) -> None:
+async def run_maintenance(store: MaintainedStore, sleep: Callable[[float], Awaitable[None]]) -> None:
     """Index new messages often, and run maintenance periodically. A store error such as a full disk does not end the task."""
     rounds = max(1, round(store.retention.interval / INDEX_SECONDS))
     pause = store.retention.interval / rounds
@@ -204,16 +205,16 @@ async def look_after(store: LooksAfterItself, sleep: Callable[[float], Awaitable
         for _ in range(rounds):
             await sleep(pause)
             try:
-                if await _has_upkeep(store):
+                if await _does_maintenance(store):
                     await _index_gently(store, sleep)
             except StoreError as error:
-                log.warning("the search index could not be brought up to date", extra={"error": str(error)})
+                log.warning("could not update the search index of %s; the next round retries: %s", store.path, error)
         try:
-            if not await _has_upkeep(store):
+            if not await _does_maintenance(store):
                 continue
             report = await store.maintain()
         except StoreError as error:
-            log.warning("maintenance of the store failed; the next round tries again", extra={"error": str(error)})
+            log.warning("maintenance of %s failed; the next round retries: %s", store.path, error)
         else:
             log.debug(
                 "store maintained",
@@ -273,6 +274,9 @@ async def open_store(
         threaded = not shared
         worker: Worker = ThreadWorker("hermes-trio store") if threaded else InlineWorker()
         signals = Signals()
+        file = None if in_memory else DatabaseFile(name)
+        if file is not None:
+            stack.callback(file.close)
         writer = Writer(
             db,
             worker,
@@ -280,7 +284,7 @@ async def open_store(
             slices=threaded,
             at_once=in_memory,
             signals=signals,
-            file=None if in_memory else DatabaseFile(name),
+            file=file,
         )
         store = SqliteStore(
             OpenDatabase(
@@ -288,14 +292,14 @@ async def open_store(
             )
         )
         store.secret = secret
-        looks_after_itself = not in_memory if maintenance is None else maintenance
+        maintained = not in_memory if maintenance is None else maintenance
         failure: Exception | None = None
         async with worker, trio.open_nursery() as nursery:
             nursery.start_soon(writer.run, name="store writer")
             try:
                 async with trio.open_nursery() as keepers:
-                    if looks_after_itself:
-                        keepers.start_soon(look_after, store, sleep, name="store maintenance")
+                    if maintained:
+                        keepers.start_soon(run_maintenance, store, sleep, name="store maintenance")
                     try:
                         yield store
                     except Exception as error:

@@ -7,9 +7,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any, Final
 
-from hermes_trio.runtime.errors import SessionHeld
+from hermes_trio.runtime.errors import BudgetExhausted, SessionHeld
 from hermes_trio.runtime.outcome import RunStatus
 from hermes_trio.runtime.ports import SESSION_TOPIC, TurnFinish, TurnStart
 from hermes_trio.store.errors import ForeignSession
@@ -19,13 +20,13 @@ from .encoding import clean, routing_text
 from .inbox import SESSION_ENDED, abandon_waiting, settle_rows, take_rows
 from .outbox import add_replies
 from .responses import put_reply, put_response
-from .roots import close_root, session_promised
+from .roots import close_root, root_wakes, session_promised
 from .rows import Database, Row, changed, exists, one
 from .runs import begin_run, finish_run, insert_events, update_status
 from .transcript import add_messages, first_words
 from .verbs import Verbs
 
-__all__ = ["ALSO", "SqliteTurns", "put_also"]
+__all__ = ["ALSO", "SqliteTurns", "no_wakes_left", "put_also"]
 
 _BEGIN: Final = """
 INSERT INTO sessions (id, source, tenant, session_key, user_id, model, parent_session_id, lineage, routing, one_shot,
@@ -93,6 +94,7 @@ RETURNING n
 """What `_FINISH` does to an open session that goes on, as most turns do. Only the indices of `last_active` are written anew: it names no other column
 that has one."""
 
+_tool_calls: Final = attrgetter("tool_calls")
 
 ALSO: Final[dict[type, Callable[[Database, float, Any, int], None]]] = {
     StoredResponse: put_response,
@@ -143,6 +145,16 @@ def begin_turn(db: Database, now: float, owner: str, start: TurnStart) -> None:
         update_status(db, now, start.run.run_id, RunStatus.RUNNING.value)
     if start.inbox_ids:
         take_rows(db, owner, start.turn_id, context.session_id, start.inbox_ids)
+    if start.wakes is not None:
+        for root_id in start.roots:
+            # This turn counts: it has taken its rows, now or in an attempt before.
+            if (count := root_wakes(db, root_id)) > start.wakes:
+                raise no_wakes_left(count - 1, start.wakes)
+
+
+def no_wakes_left(used: int, wakes: int) -> BudgetExhausted:
+    """Return the error of a turn that does not begin because the notices of a root have started as many turns as they may."""
+    return BudgetExhausted(f"the budget is used up (wakes: {used} of {wakes} used)")
 
 
 def finish_turn(db: Database, now: float, owner: str, finish: TurnFinish, response_limit: int) -> bool:
@@ -155,7 +167,7 @@ def finish_turn(db: Database, now: float, owner: str, finish: TurnFinish, respon
     preview = clean(first_words(messages))
     counts = (
         len(messages),
-        usage.tool_calls or sum([len(message.tool_calls) for message in messages]),
+        usage.tool_calls or sum(map(len, map(_tool_calls, messages))),
         usage.input_tokens,
         usage.output_tokens,
         usage.cache_read_tokens,
@@ -261,6 +273,7 @@ class SqliteTurns(Verbs):
 
         Raises `AlreadyStarted` or `IdempotencyConflict` for a run whose idempotency key is known, and `ForeignSession` for a session of another
         tenant; nothing is written then. With `start.hold` it also takes the lock of the session: `SessionHeld` if a turn of another node has it.
+        `BudgetExhausted` if the notices of one of `start.roots` have started `start.wakes` other turns.
         """
         await self._write(begin_turn, self._clock(), self.owner, start)
 

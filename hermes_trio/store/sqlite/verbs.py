@@ -7,11 +7,11 @@ long lists, long transcripts) runs in a thread on one of a few more connections.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager
 from functools import wraps
 from time import perf_counter
-from typing import Concatenate, Final, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
 
 import apsw
 import trio
@@ -19,7 +19,7 @@ import trio
 from hermes_trio.runtime.errors import Fenced
 from hermes_trio.store.errors import translate
 
-from .rows import Database, exists
+from .rows import Database, exists, roll_back
 from .writer import Weight, WriterStatistics
 
 __all__ = ["Reads", "Verbs", "Writes"]
@@ -39,7 +39,9 @@ class Writes(Protocol):
     around: Callable[[str], AbstractContextManager[object]] | None
     """Entered, with the verb's name, around every write that a caller waits for."""
 
-    async def submit(self, verb: Callable[..., T], *args: object, weight: Weight = Weight.LIGHT) -> T: ...
+    def submit(
+        self, verb: Callable[..., T], *args: object, weight: Weight = Weight.LIGHT
+    ) -> Coroutine[Any, Any, T]: ...
 
     def post(self, verb: Callable[..., object], *args: object) -> None: ...
 
@@ -59,16 +61,21 @@ class Reads(Protocol):
 
 
 class SharedReads:
-    """Reads on the writer's own connection, between its batches: for databases in memory and for virtual time."""
+    """Reads on the writer's own connection, between its batches: for databases in memory and for virtual time.
+
+    A transaction that is open at a read is one whose rollback failed. It is rolled back first, so that no read sees what was not committed.
+    """
 
     def __init__(self, db: Database, path: str) -> None:
         self._db: Database = db
         self._path: str = path
 
     async def point(self, read: Callable[[Database], T], /) -> T:
-        """Read at once, then yield to other tasks. A checkpoint."""
+        """Yield to other tasks, then read. A checkpoint."""
         await trio.lowlevel.checkpoint()
         try:
+            if self._db.in_transaction:
+                roll_back(self._db)
             return read(self._db)
         except apsw.Error as error:
             raise translate(error, self._path) from error
@@ -155,11 +162,11 @@ class Verbs:
         """Return the time by which due times in the store are decided."""
         return self._clock()
 
-    async def _write(self, verb: Callable[Concatenate[Database, P], T], *args: P.args, **named: P.kwargs) -> T:
+    def _write(
+        self, verb: Callable[Concatenate[Database, P], T], *args: P.args, **named: P.kwargs
+    ) -> Coroutine[Any, Any, T]:
         assert not named, "verbs take positional arguments"
-        if self.lease_seconds:
-            return await self._writer.submit(self._fenced(verb), *args)
-        return await self._writer.submit(verb, *args)
+        return self._writer.submit(self._fenced(verb) if self.lease_seconds else verb, *args)
 
     async def _write_heavily(self, verb: Callable[Concatenate[Database, P], T], *args: P.args, **named: P.kwargs) -> T:
         assert not named, "verbs take positional arguments"
@@ -177,7 +184,7 @@ class Verbs:
         @wraps(verb)
         def fenced(db: Database, *args: P.args, **named: P.kwargs) -> T:
             if not exists(db, "SELECT 1 FROM nodes WHERE incarnation = ?", (owner,)):
-                raise Fenced("this node was taken over, and what it held was reaped; nothing was written")
+                raise Fenced("this node was taken over and its work was reaped; nothing was written")
             return verb(db, *args, **named)
 
         return fenced

@@ -17,7 +17,7 @@ import os
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager, suppress
 from enum import Enum
 from time import perf_counter
@@ -32,7 +32,7 @@ from hermes_trio.store.errors import StoreClosed, StoreError, translate
 from hermes_trio.store.signals import Signals
 
 from .files import BUSY_MILLISECONDS, DatabaseFile
-from .rows import Database
+from .rows import Database, roll_back
 
 __all__ = ["InlineWorker", "ThreadWorker", "Weight", "Worker", "Writer", "WriterStatistics", "run_now"]
 
@@ -50,7 +50,7 @@ SLICE_SECONDS: Final = 0.001
 LONGEST_SLICE: Final = 0.05
 """A batch may run for as long as the other tasks have just taken, up to this: a loop full of requests must not starve the writes that end them."""
 
-CALM_VERBS: Final = 16
+LONE_VERBS: Final = 16
 """One of this many lone writes still goes through the queue: other tasks run, and concurrent writers are noticed."""
 
 
@@ -170,7 +170,7 @@ class InlineWorker:
         """Return at once: inline work has already finished."""
 
     def take(self) -> Any:
-        """The result."""
+        """Return the result."""
         return self._result.unwrap()
 
 
@@ -201,7 +201,7 @@ class Writer:
         self._path: str = path
         self._slices: bool = slices
         self._at_once: bool = at_once
-        self._calm: bool = False
+        self._was_lone: bool = False
         """Whether the last batch had one verb, so that a caller need not wait for others to share a transaction with."""
         self._queue: deque[_Call] = deque()
         self._room: trio.lowlevel.ParkingLot = trio.lowlevel.ParkingLot()
@@ -221,20 +221,25 @@ class Writer:
             verbs=self._verbs, commits=self._commits, waiting=len(self._queue), largest_batch=self._largest
         )
 
-    async def submit(self, verb: Callable[..., T], *args: object, weight: Weight = Weight.LIGHT) -> T:
+    def submit(self, verb: Callable[..., T], *args: object, weight: Weight = Weight.LIGHT) -> Coroutine[Any, Any, T]:
         """Run `verb(connection, *args)` in the next batch; return when it is durable, or raise its error.
 
         If cancelled before the verb is in the queue, the verb never runs. If cancelled later, it runs without a waiting caller.
         """
         if self.around is not None:
-            with self.around(getattr(verb, "__name__", "write")):
-                return await self._submit(verb, args, weight)
-        return await self._submit(verb, args, weight)
+            return self._submit_inside(self.around(getattr(verb, "__name__", "write")), verb, args, weight)
+        return self._submit(verb, args, weight)
+
+    async def _submit_inside(
+        self, manager: AbstractContextManager[object], verb: Callable[..., T], args: tuple[object, ...], weight: Weight
+    ) -> T:
+        with manager:
+            return await self._submit(verb, args, weight)
 
     async def _submit(self, verb: Callable[..., T], args: tuple[object, ...], weight: Weight) -> T:
         await trio.lowlevel.checkpoint_if_cancelled()
-        calm = self._calm and (self._verbs + 1) % CALM_VERBS and not self._queue and self._sleeper is not None
-        if calm and weight is Weight.LIGHT:
+        lone = self._was_lone and (self._verbs + 1) % LONE_VERBS and not self._queue and self._sleeper is not None
+        if lone and weight is Weight.LIGHT:
             if not self._at_once:
                 return await self._write_alone(verb, args)
             self._verbs += 1
@@ -265,7 +270,7 @@ class Writer:
             await self._begin()
             value = verb(db, *args)
             if not db.in_transaction:
-                raise StoreError(f"{self._path}: the transaction was rolled back; nothing of it was kept")
+                raise StoreError(f"{self._path}: the transaction was rolled back; nothing was written")
             await self._do(self._commit)
             self._announce()
         except apsw.Error as error:
@@ -277,7 +282,7 @@ class Writer:
         finally:
             self._verbs += 1
             self._commits += 1
-            self._calm = not self._queue
+            self._was_lone = not self._queue
             self._sleeper = sleeper
             if self._queue or self._closing or self._orphaned:
                 self._wake()
@@ -359,7 +364,7 @@ class Writer:
         self._verbs += len(calls)
         self._commits += 1
         self._largest = max(self._largest, len(calls))
-        self._calm = len(calls) == 1
+        self._was_lone = len(calls) == 1
         for call in calls:
             self._settle(call)
         self._announce()
@@ -401,7 +406,7 @@ class Writer:
                     back = perf_counter()
                     limit = back + max(SLICE_SECONDS, min(back - left, LONGEST_SLICE))
             if not db.in_transaction:
-                raise StoreError(f"{self._path}: the transaction was rolled back; nothing of it was kept")
+                raise StoreError(f"{self._path}: the transaction was rolled back; nothing was written")
             await self._do(self._commit)
         except Exception as error:
             if not calls:
@@ -412,7 +417,8 @@ class Writer:
 
     async def _begin(self) -> None:
         db = self._db
-        self.check_file()
+        if self._file is not None:
+            self._file.check()
         if db.in_transaction:  # a rollback failed before
             await self._do(self._roll_back)
         db.signals.clear()
@@ -440,16 +446,16 @@ class Writer:
         self._db.execute("COMMIT")
 
     def _roll_back(self) -> None:
-        """Roll back the open transaction, if any. If that fails, it is rolled back before the next one begins: no caller depends on it."""
+        """Roll back the open transaction, if any. If that fails, it is rolled back before the next one begins, or before the next read of this connection."""
         self._db.signals.clear()
         if self._db.in_transaction:
             with suppress(apsw.Error):
-                self._db.execute("ROLLBACK")
+                roll_back(self._db)
 
     def _attempt(self, call: _Call) -> None:
         db = self._db
         if not db.in_transaction:
-            call.error = StoreError(f"{self._path}: the transaction was rolled back; nothing of it was kept")
+            call.error = StoreError(f"{self._path}: the transaction was rolled back; nothing was written")
             return
         db.execute("SAVEPOINT verb")
         try:
@@ -464,6 +470,8 @@ class Writer:
     def _alone(self, call: _Call) -> None:
         db = self._db
         try:
+            if db.in_transaction:  # a rollback failed before
+                roll_back(db)
             if call.weight is Weight.BARE:
                 call.value = call.verb(db, *call.args)
                 return
@@ -490,16 +498,20 @@ class Writer:
 
 
 def run_now(db: Database, path: str, verb: Callable[..., T], *args: Any) -> T:
-    """Run a verb in a transaction of its own, without a store: for command-line tools beside a running server."""
+    """Run a verb in a transaction of its own, in this call. If its rollback fails, it is rolled back before the next transaction or read."""
     try:
+        if db.in_transaction:  # a rollback failed before
+            roll_back(db)
         db.execute("BEGIN IMMEDIATE")
         try:
             value = verb(db, *args)
             db.execute("COMMIT")
-        finally:
+        except BaseException:
+            db.signals.clear()
             if db.in_transaction:
-                db.signals.clear()
-                db.execute("ROLLBACK")
+                with suppress(apsw.Error):
+                    roll_back(db)
+            raise
     except apsw.Error as error:
         raise translate(error, path) from error
     return value

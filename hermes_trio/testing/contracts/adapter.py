@@ -58,7 +58,7 @@ class RecordingHub:
         self.attempts.append(incoming)
         if self.failures:
             self.failures -= 1
-            raise StoreError("the message could not be written down")
+            raise StoreError("the message could not be stored")
         self.received.append(incoming)
         return Received(disposition=Disposition.ACCEPTED)
 
@@ -212,7 +212,7 @@ class AdapterContract(ABC):
         async with self.open_bench(tmp_path) as bench, bench.adapter.open():
             adapter = bench.adapter
             if adapter.limit.size > 1_000_000:
-                pytest.skip("a message of this platform may be as long as it likes")
+                pytest.skip("this platform does not limit the length of a message")
             words = [f"word{number}" for number in range(1 + (2 * adapter.limit.size) // 5)]
             parts = adapter.split(" ".join(words))
             assert len(parts) > 1
@@ -256,7 +256,7 @@ class AdapterContract(ABC):
                 Runtime(agent=agent, store=store, stages=[assembly.stage]) as runtime,
                 assembly.open(runtime, None) as adapters,
             ):
-                running = adapters.hub.supervised[bench.adapter.platform]
+                running = adapters.hub.runners[bench.adapter.platform]
                 await self._until(lambda: running.state is AdapterState.CONNECTED)
                 await bench.write("a question")
 

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import trio
 
 from hermes_trio.runtime.context import SessionContext
-from hermes_trio.runtime.errors import Fenced
+from hermes_trio.runtime.errors import BudgetExhausted, Fenced
 from hermes_trio.runtime.outcome import JobState, RunStatus, TurnState
 from hermes_trio.runtime.ports import (
     EventRow,
@@ -215,6 +216,27 @@ class SessionStoreContract(_StoreSlice):
                 await store.patch_session("nobody", end_reason="done")
 
     @pytest.mark.trio
+    async def test_an_interruption_is_concluded_once(self, tmp_path: Path) -> None:
+        """With its replies, if there is a mark; no other end is changed."""
+        told = [NewReply(platform=INBOX, target={"chat_id": "a"}, text="interrupted")]
+        async with self.open_store(tmp_path) as store:
+            await store.recover("epoch-1")
+            for name in ("marked", "unmarked"):
+                context = _context(name, key=name)
+                await store.begin_turn(TurnStart(turn_id=name, context=context, source=INBOX, one_shot=True))
+            await store.set_meta("marked", "1")
+            await store.create_session(_session("ended"))
+            await store.end_session("ended", "done")
+            await store.recover("epoch-2")
+            for name, there in {"marked": True, "unmarked": True, "ended": False, "unknown": False}.items():
+                for first in (there, False):
+                    assert await store.conclude_interrupted(name, reason="over", mark=name, replies=told) is first
+            reasons = {session.id: session.end_reason for session in await store.list_sessions()}
+            assert reasons == {"marked": "over", "unmarked": "over", "ended": "done"}
+            assert [row.text for row in await store.claim_outbox(INBOX)] == ["interrupted"]
+            assert await store.get_meta("marked") is None
+
+    @pytest.mark.trio
     async def test_an_end_can_be_taken_back(self, tmp_path: Path) -> None:
         """Once; then there is none to take back."""
         async with self.open_store(tmp_path) as store:
@@ -335,7 +357,7 @@ class SearchStoreContract(_StoreSlice):
     @pytest.mark.parametrize("text", ["", '"', "a AND", "(((", "*", "NEAR/", "\x00", "OR OR"])
     @pytest.mark.trio
     async def test_no_query_is_an_error(self, tmp_path: Path, text: str) -> None:
-        """What somebody types may be anything."""
+        """Any string is a valid query."""
         async with self.open_store(tmp_path) as store:
             assert isinstance(await store.search_messages(SearchQuery(text=text)), list)
 
@@ -429,7 +451,7 @@ class InboxStoreContract(_StoreSlice):
         async with self.open_store(tmp_path) as store:
             number = await store.accept_message(_message("poison"))
             assert number is not None
-            await store.bury_inbox(await store.take_inbox(INBOX, KEY), reason="it failed too often")
+            await store.inbox_dead(await store.take_inbox(INBOX, KEY), reason="it failed too often")
             ((row, reason),) = await store.list_inbox(InboxState.DEAD)
             assert (row.id, row.text, reason) == (number, "poison", "it failed too often")
             assert await inbox_states(store, [number, -1]) == {number: ("dead", "it failed too often")}
@@ -457,7 +479,7 @@ class OutboxStoreContract(_StoreSlice):
     """The promises of `OutboxStore`."""
 
     def _replies(self, *texts: str) -> list[NewReply]:
-        """A reply for each text; the first letter names the chat."""
+        """Return a reply for each text; the first letter names the chat."""
         return [NewReply(platform=INBOX, target={"chat_id": text[0]}, text=text) for text in texts]
 
     @pytest.mark.trio
@@ -491,7 +513,7 @@ class OutboxStoreContract(_StoreSlice):
 
     @pytest.mark.trio
     async def test_what_its_sender_holds_is_not_claimed(self, tmp_path: Path) -> None:
-        """A failed attempt is due again, and its sender has not heard that its end was written: nobody gives it the reply a second time."""
+        """A failed attempt is due again, and its sender does not know yet that its end was written: it does not get the reply a second time."""
         async with self.open_store(tmp_path) as store:
             await store.recover("epoch-1")
             await store.add_outbox(self._replies("a1", "a2"))
@@ -503,7 +525,7 @@ class OutboxStoreContract(_StoreSlice):
 
     @pytest.mark.trio
     async def test_the_end_of_an_attempt_stands(self, tmp_path: Path) -> None:
-        """A late failure does not change what was sent; a dead letter blocks nobody and can be sent again."""
+        """A late failure does not change what was sent; a dead letter blocks no other reply and can be sent again."""
         async with self.open_store(tmp_path) as store:
             await store.recover("epoch-1")
             await store.add_outbox(self._replies("a1", "a2"))
@@ -516,6 +538,21 @@ class OutboxStoreContract(_StoreSlice):
             assert [row.error for row in await store.list_outbox(OutboxState.DEAD, platform=INBOX)] == ["no such chat"]
             assert await store.revive_outbox(first.id) is True
             assert await store.revive_outbox(first.id) is False
+            assert [row.text for row in await store.claim_outbox(INBOX)] == ["a1"]
+
+    @pytest.mark.trio
+    async def test_a_dead_letter_of_a_former_owner_is_sent_again(self, tmp_path: Path) -> None:
+        """A reply that one server gave up, and that is queued again after a restart, is claimed by the new one."""
+        if not self.durable:
+            pytest.skip("this store is not durable")
+        async with self.open_store(tmp_path) as store:
+            await store.recover("epoch-1")
+            await store.add_outbox(self._replies("a1"))
+            (first,) = await store.claim_outbox(INBOX)
+            await store.outbox_dead(first, error="no such chat")
+        async with self.open_store(tmp_path) as store:
+            await store.recover("epoch-2")
+            assert await store.revive_outbox(first.id) is True
             assert [row.text for row in await store.claim_outbox(INBOX)] == ["a1"]
 
     @pytest.mark.trio
@@ -532,16 +569,16 @@ class OutboxStoreContract(_StoreSlice):
 
     @pytest.mark.trio
     async def test_a_reply_that_was_under_way_is_sent_again_with_a_label(self, tmp_path: Path) -> None:
-        """After the owner is gone the reply is handed out again, as one that the platform may have."""
+        """After the owner has ended, the reply can be claimed again, marked as one that the platform may have."""
         if not self.durable:
-            pytest.skip("this store keeps nothing")
+            pytest.skip("this store is not durable")
         async with self.open_store(tmp_path) as store:
             await store.recover("epoch-1")
             await store.add_outbox(self._replies("a1"))
             await store.claim_outbox(INBOX)
         async with self.open_store(tmp_path) as store:
             assert (await store.recover("epoch-2")).outbox_requeued == 1
-            assert [(row.text, row.maybe_duplicate) for row in await store.claim_outbox(INBOX)] == [("a1", True)]
+            assert [(row.text, row.maybe_duplicate) for row in await store.claim_outbox(INBOX)] == [("a1", 1)]
 
 
 class ApprovalStoreContract(_StoreSlice):
@@ -656,7 +693,7 @@ class CronStoreContract(_StoreSlice):
 
     @pytest.mark.trio
     async def test_a_slot_is_claimed_once(self, tmp_path: Path) -> None:
-        """Whoever claims it runs it, and the job moves on with the claim; the first end stands."""
+        """One claimant runs it, and the job advances to its next slot with the claim; the first end stands."""
         async with self.open_store(tmp_path) as store:
             await store.put_cron_job(CronJob(id="j", name="nightly", schedule="0 3 * * *", next_at=10.0))
             assert await store.claim_cron_slot("j", 10.0, next_at=20.0) is True
@@ -728,7 +765,7 @@ class AccessStoreContract(_StoreSlice):
 
     @pytest.mark.trio
     async def test_allow_lists_are_per_platform(self, tmp_path: Path) -> None:
-        """Somebody who may come in on one platform may not on another."""
+        """A user who is allowed on one platform is not allowed on another."""
         async with self.open_store(tmp_path) as store:
             await store.allow_user(INBOX, "1", user_name="Ann")
             assert await store.user_allowed(INBOX, "1") is True
@@ -844,8 +881,38 @@ class NodeStoreContract(ABC):
             assert await one.inbox_waiting(inbox=INBOX, session_key="another") == 0
 
     @pytest.mark.trio
+    async def test_nodes_share_the_wakes_of_a_root(self, tmp_path: Path) -> None:
+        """Of turns that begin at once in different sessions, on one node or two, one begins if the notices of their root may start one more turn."""
+        async with self.open_nodes(tmp_path) as (one, two):
+            await one.recover("epoch-1")
+            await two.recover("epoch-2")
+            roots = [f"root_{number}" for number in range(12)]
+            starts: list[tuple[Store, TurnStart]] = []
+            refused: list[str] = []
+            for root_id in roots:
+                for store, name in ((one, "a"), (one, "b"), (two, "c")):
+                    where = _context(f"{root_id}-{name}", f"{root_id}-{name}")
+                    number = await store.add_notice(msgspec.structs.replace(_notice(), routing=where, root_id=root_id))
+                    assert number is not None
+                    assert await store.take_inbox(INBOX, where.session_key)
+                    start = TurnStart(turn_id=f"turn_{name}", context=where, source=INBOX, inbox_ids=(number,))
+                    starts.append((store, msgspec.structs.replace(start, roots=(root_id,), wakes=1)))
+
+            async def begin(store: Store, start: TurnStart) -> None:
+                try:
+                    await store.begin_turn(start)
+                except BudgetExhausted:
+                    refused.extend(start.roots)
+
+            async with trio.open_nursery() as nursery:
+                for store, start in starts:
+                    nursery.start_soon(begin, store, start)
+            assert sorted(refused) == sorted(2 * roots)
+            assert [await two.root_wakes(root_id) for root_id in roots] == [1] * len(roots)
+
+    @pytest.mark.trio
     async def test_a_request_is_answered_once(self, tmp_path: Path) -> None:
-        """By the node that it was put to, or by nobody: then the answer says that the node is gone."""
+        """By the node that it was sent to; if that node has ended, the answer says so."""
         async with self.open_nodes(tmp_path) as (one, two):
             await one.recover("epoch-1")
             await two.recover("epoch-2")
@@ -869,7 +936,7 @@ class NodeStoreContract(ABC):
 
     @pytest.mark.trio
     async def test_every_node_knows_who_works_on_what(self, tmp_path: Path) -> None:
-        """While a turn is under way its node has the session and the lane; when it has ended, nobody has, and its run moves no more."""
+        """While a turn is under way its node has the session and the lane; when it has ended, no node has, and its run does not change any more."""
         async with self.open_nodes(tmp_path) as (one, two):
             await one.recover("epoch-1")
             await two.recover("epoch-2")

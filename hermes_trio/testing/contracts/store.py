@@ -13,7 +13,7 @@ import pytest
 import trio
 
 from hermes_trio.runtime.context import SessionContext
-from hermes_trio.runtime.errors import JobRefused, MailboxFull
+from hermes_trio.runtime.errors import BudgetExhausted, JobRefused, MailboxFull
 from hermes_trio.runtime.outcome import JobState, TurnState
 from hermes_trio.runtime.ports import (
     InboxKind,
@@ -113,7 +113,7 @@ class StoreContract(ABC):
     async def test_what_was_written_is_there_after_a_restart(self, tmp_path: Path) -> None:
         """A finished turn and an accepted message survive closing."""
         if not self.durable:
-            pytest.skip("this store keeps nothing")
+            pytest.skip("this store is not durable")
         async with self.open_store(tmp_path) as store:
             await store.finish_turn(_finish(_start(), "one", "two"))
             kept = await store.accept_message(_message("later"))
@@ -192,7 +192,7 @@ class StoreContract(ABC):
 
     @pytest.mark.trio
     async def test_the_end_of_a_job_and_its_notice_are_one(self, tmp_path: Path) -> None:
-        """The first end counts; one that has been seen, or that comes to an ended session, waits for nobody."""
+        """The first end counts; one that has been seen, or that comes to an ended session, is not waiting."""
         async with self.open_store(tmp_path) as store:
             await store.finish_turn(_finish(_start(), "hi", "there"))
             await store.start_job(_job())
@@ -295,8 +295,8 @@ class StoreContract(ABC):
                 assert kept == (told not in [id for id, _ in await _waiting(store)])
 
     @pytest.mark.trio
-    async def test_a_claim_is_given_up_or_buried(self, tmp_path: Path) -> None:
-        """What was released is claimed again, and that claim is not ended by the one before; what was buried or acknowledged waits for nobody."""
+    async def test_a_claim_is_released_or_becomes_a_dead_letter(self, tmp_path: Path) -> None:
+        """What was released is claimed again, and that claim is not ended by the one before; dead letters and acknowledged rows are not waiting."""
         async with self.open_store(tmp_path) as store:
             await store.probe()
             ids = [await store.accept_message(_message(text)) for text in ("one", "two")]
@@ -307,9 +307,9 @@ class StoreContract(ABC):
             again = await store.take_inbox(INBOX, KEY)
             assert [row.id for row in again] == [first]
             await store.release_inbox(claimed)
-            await store.bury_inbox(claimed, reason="it failed too often")
+            await store.inbox_dead(claimed, reason="it failed too often")
             assert await store.inbox_waiting(inbox=INBOX, session_key=KEY) == 1
-            await store.bury_inbox(again, reason="it failed too often")
+            await store.inbox_dead(again, reason="it failed too often")
             assert [row.id for row in await store.take_inbox(INBOX, KEY)] == [second]
             await store.acknowledge([second])
             assert await _waiting(store) == []
@@ -336,8 +336,36 @@ class StoreContract(ABC):
             assert not await store.root_open("root_1")
 
     @pytest.mark.trio
+    async def test_a_turn_begins_only_within_the_wakes_of_its_roots(self, tmp_path: Path) -> None:
+        """The count and the claim of the rows are decided in one write: a refused turn leaves nothing, and a repeated begin is not counted twice."""
+        async with self.open_store(tmp_path) as store:
+            await store.finish_turn(_finish(_start(), "hi", "there"))
+            for turn_id in ("turn_2", "turn_3"):
+                number = await store.add_notice(_notice("match"))
+                assert number is not None
+                start = msgspec.structs.replace(_start([number], turn_id), roots=("root_1",), wakes=2)
+                await store.take_inbox(INBOX, KEY)
+                await store.begin_turn(start)
+                await store.begin_turn(start)
+                await store.finish_turn(_finish(start, "[match]", "good", acknowledged=[number]))
+            number = await store.add_notice(_notice("match"))
+            other = await store.add_notice(msgspec.structs.replace(_notice("other"), root_id="root_2"))
+            assert number is not None
+            assert other is not None
+            rows = await store.take_inbox(INBOX, KEY)
+            assert [row.id for row in rows] == [number, other]
+            start = msgspec.structs.replace(_start([other, number], "turn_4"), roots=("root_2", "root_1"), wakes=2)
+            with pytest.raises(BudgetExhausted, match="wakes: 2 of 2 used"):
+                await store.begin_turn(start)
+            assert (await store.root_wakes("root_1"), await store.root_wakes("root_2")) == (2, 0)
+            await store.release_inbox(rows[:1])
+            assert await store.abandon(session_id="s1", root_id="root_1", reason="used up") == 1
+            await store.begin_turn(msgspec.structs.replace(start, inbox_ids=(other,), roots=("root_2",)))
+            assert (await store.root_wakes("root_1"), await store.root_wakes("root_2")) == (2, 1)
+
+    @pytest.mark.trio
     async def test_a_living_owner_keeps_what_is_its_own(self, tmp_path: Path) -> None:
-        """Looking for owners that are gone ends nothing of this one."""
+        """Reaping owners that have ended ends no work of this one."""
         async with self.open_store(tmp_path) as store:
             await store.recover("epoch-1")
             await store.start_job(_job())
@@ -346,7 +374,7 @@ class StoreContract(ABC):
 
     @pytest.mark.trio
     async def test_a_write_that_failed_or_is_uncertain_may_be_made_again(self, tmp_path: Path) -> None:
-        """Whoever does not know whether a write was committed makes it again: the message, the turn and the end of the job are there once."""
+        """A caller that does not know whether a write was committed repeats it: the message, the turn and the end of the job are there once."""
         faults = StoreFaults()
         verbs = ("accept_message", "begin_turn", "finish_turn", "finish_job")
         for verb in verbs:
@@ -355,22 +383,22 @@ class StoreContract(ABC):
 
         async with faults.around(self.open_store(tmp_path)) as store:
 
-            async def insist(write: Callable[[], Awaitable[T]]) -> T:
+            async def retry(write: Callable[[], Awaitable[T]]) -> T:
                 for error in (StoreError, CommitUncertain):
                     with pytest.raises(error):
                         await write()
                 return await write()
 
-            await insist(lambda: store.accept_message(_message("one", dedupe="7")))
+            await retry(lambda: store.accept_message(_message("one", dedupe="7")))
             ((number, text),) = await _waiting(store)
             assert text == "one"
             start = _start([number])
-            await insist(lambda: store.begin_turn(start))
+            await retry(lambda: store.begin_turn(start))
             await store.start_job(_job())
             finish = _finish(start, "one", "two")
-            await insist(lambda: store.finish_turn(finish))
+            await retry(lambda: store.finish_turn(finish))
             end = JobFinish(job_id="job_1", state=JobState.EXITED, notice=_notice("bye"))
-            await insist(lambda: store.finish_job(end))
+            await retry(lambda: store.finish_job(end))
             assert await _texts(store) == ["one", "two"]
             assert [text for _, text in await _waiting(store)] == ["bye"]
         assert len(faults.injected) == 2 * len(verbs)

@@ -13,7 +13,7 @@ import trio
 from .formats import Format
 from .script import Fault, ScriptedCall
 
-__all__ = ["INSTEAD_OF_HEADERS", "Dropped", "data", "spoil", "spoil_headers"]
+__all__ = ["INSTEAD_OF_HEADERS", "Dropped", "data", "inject_fault", "inject_header_fault"]
 
 LONG_LINE: Final = 10 * 1024 * 1024
 INSTEAD_OF_HEADERS: Final = frozenset({Fault.SILENT, Fault.NOT_HTTP, Fault.ENDLESS_HEADERS})
@@ -28,7 +28,7 @@ def data(connection: h11.Connection, payload: bytes) -> bytes:
     return connection.send(h11.Data(data=payload)) or b""
 
 
-async def spoil_headers(stream: trio.abc.Stream, fault: Fault | None) -> None:
+async def inject_header_fault(stream: trio.abc.Stream, fault: Fault | None) -> None:
     """Inject a fault in the place of the headers. Never returns."""
     if fault is Fault.SILENT:
         await trio.sleep_forever()
@@ -40,7 +40,7 @@ async def spoil_headers(stream: trio.abc.Stream, fault: Fault | None) -> None:
         await stream.send_all(b"x-more: " + b"x" * 8000 + b"\r\n")
 
 
-async def spoil(
+async def inject_fault(
     stream: trio.abc.Stream, connection: h11.Connection, fault: Fault, format_: Format, call: ScriptedCall
 ) -> None:
     """Inject a fault into a streamed answer. Returns if the response is to be ended properly."""

@@ -1,4 +1,4 @@
-"""The script of a provider, and its record of calls."""
+"""The answers and faults that a simulated provider is scripted to give, and its record of calls."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Fault", "Reply", "ScriptedAnswer", "ScriptedCall", "ScriptedRefusal"
 
 
 class Fault(Enum):
-    """The fault of an answer, after `fault_after` of its events."""
+    """How an answer fails after `fault_after` of its events."""
 
     HANG_UP = auto()
     """The connection is closed in the middle of the response."""
@@ -50,9 +50,9 @@ class Fault(Enum):
 
 @attrs.frozen(kw_only=True)
 class ScriptedAnswer:
-    """A scripted answer. `pause` is waited before every event, `gate` before the first one.
+    """A scripted answer. The server waits `pause` seconds before every event, and for `gate` before the first one.
 
-    `whole` is for servers that do not stream although they are asked to.
+    With `whole` it sends the answer in one piece although the request asks for a stream.
     """
 
     text: str = ""
@@ -88,7 +88,7 @@ class ScriptedRefusal:
 class ScriptedCall:
     """The record of one call.
 
-    `ended` is set when it has ended; `gone_at` is the time at which its client disconnected early.
+    `ended` is set when the call has ended; `gone_at` is the time at which its client disconnected early.
     """
 
     number: int

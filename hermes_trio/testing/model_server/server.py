@@ -11,7 +11,7 @@ import h11
 import msgspec
 import trio
 
-from .faults import INSTEAD_OF_HEADERS, Dropped, data, spoil, spoil_headers
+from .faults import INSTEAD_OF_HEADERS, Dropped, data, inject_fault, inject_header_fault
 from .formats import CHAT, Format, format_of
 from .script import Reply, ScriptedAnswer, ScriptedCall, ScriptedRefusal
 
@@ -141,13 +141,13 @@ class ModelServer:
         self.calls.append(call)
         self._new_call.set()
         self._new_call = trio.Event()
-        refusal = self._judge(call, format_)
+        refusal = self._refusal_of(call, format_)
         if refusal is not None:
             call.ended.set()
             raise _Refused(refusal)
         return call
 
-    def _judge(self, call: ScriptedCall, format_: Format) -> ScriptedRefusal | None:
+    def _refusal_of(self, call: ScriptedCall, format_: Format) -> ScriptedRefusal | None:
         given = format_.key(call.headers)
         if self._key and given != self._key:
             # As with some real providers, the error contains the key, whole and with its middle replaced by stars.
@@ -173,7 +173,7 @@ class ModelServer:
         if reply.gate is not None:
             await reply.gate.wait()
         if reply.fault in INSTEAD_OF_HEADERS:
-            await spoil_headers(stream, reply.fault)
+            await inject_header_fault(stream, reply.fault)
         if not call.body.get("stream") or reply.whole:
             await trio.sleep(reply.pause)
             await _send(stream, connection, 200, {}, format_.whole(reply, call))
@@ -182,7 +182,7 @@ class ModelServer:
         await stream.send_all(connection.send(h11.Response(status_code=200, headers=headers)) or b"")
         for event in format_.events(reply, call):
             if reply.fault is not None and call.events_sent >= reply.fault_after:
-                await spoil(stream, connection, reply.fault, format_, call)
+                await inject_fault(stream, connection, reply.fault, format_, call)
                 break
             if reply.pause:
                 await trio.sleep(reply.pause)

@@ -60,7 +60,7 @@ class FakeDiscord(FakePlatform[DiscordMessage]):
         self.gateway = FakeDiscordGateway(
             token=token,
             ready=self._ready,
-            greet=self._greet,
+            send_hello=self._send_hello,
             heartbeat_interval=heartbeat_interval,
             disallowed_intents=disallowed_intents,
             identify_interval=identify_interval,
@@ -175,7 +175,7 @@ class FakeDiscord(FakePlatform[DiscordMessage]):
                 return refusal.reply()
             return FakeReply(204, headers=headers) if result is None else FakeReply.of(result, headers=headers)
 
-        return await self.reception.attend(route.name, {**places, **body}, act)
+        return await self.handler.handle(route.name, {**places, **body}, act)
 
     def _get_gateway_bot(self, places: Mapping[str, str], body: dict[str, Any]) -> dict[str, Any]:
         limit = {
@@ -302,7 +302,7 @@ class FakeDiscord(FakePlatform[DiscordMessage]):
             "application": {"id": self.application_id, "flags": 0},
         }
 
-    def _greet(self) -> list[tuple[str, dict[str, Any]]]:
+    def _send_hello(self) -> list[tuple[str, dict[str, Any]]]:
         channels = [c.json() for c in self._channels.values() if c.type == TEXT_CHANNEL]
         return [("GUILD_CREATE", {"id": self.guild_id, "name": "Guild", "channels": channels, "threads": []})]
 
@@ -512,7 +512,7 @@ async def open_fake_discord(
     disallowed_intents: int = 0,
     identify_interval: float = 0.0,
 ) -> AsyncGenerator[FakeDiscord, None]:
-    """Run a fake until the block ends; then its server, connections and sessions are gone.
+    """Run a fake until the block ends; then its server, connections and sessions are closed.
 
     `identify_interval` is how long a bot must wait between two IDENTIFYs (5 s on the real Gateway); `disallowed_intents` are
     those that the developer portal has not enabled.

@@ -31,7 +31,7 @@ ALREADY_AUTHENTICATED, INVALID_SEQ, RATE_LIMITED, SESSION_TIMED_OUT = 4005, 4007
 INVALID_VERSION, INVALID_INTENTS, DISALLOWED_INTENTS = 4012, 4013, 4014
 
 # Short test intervals on a busy machine must not make a live client look dead.
-MIN_PATIENCE = 2.0
+MIN_TIMEOUT = 2.0
 MAX_PAYLOAD_BYTES = 4096
 SENDS_PER_MINUTE = 120
 
@@ -83,7 +83,11 @@ class _Connection:
         self.identified.set()
 
     async def send(self, op: int, data: Any = None) -> None:
-        await self.socket.send(msgspec.json.encode({"op": op, "d": data, "s": None, "t": None}).decode())
+        await self.socket.send(msgspec.json.encode(_payload(op, data)).decode())
+
+
+def _payload(op: int, data: Any = None) -> dict[str, Any]:
+    return {"op": op, "d": data, "s": None, "t": None}
 
 
 @final
@@ -95,7 +99,7 @@ class FakeDiscordGateway(FakeSockets[_Connection]):
         *,
         token: str,
         ready: Callable[[str], dict[str, Any]],
-        greet: Callable[[], list[tuple[str, dict[str, Any]]]],
+        send_hello: Callable[[], list[tuple[str, dict[str, Any]]]],
         heartbeat_interval: float,
         disallowed_intents: int,
         identify_interval: float,
@@ -105,11 +109,13 @@ class FakeDiscordGateway(FakeSockets[_Connection]):
         self.heartbeat_interval = heartbeat_interval
         self.mute_heartbeats = False
         self.session_starts_left = 1000
+        self.replayed = 0
+        """The number of events before the client's sequence number that a resumed connection gets again."""
         self.disallowed_intents = disallowed_intents
         self._identify_interval = identify_interval
         self._token = token
         self._ready = ready
-        self._greet = greet
+        self._send_hello = send_hello
         self._sessions: dict[str, _Session] = {}
         self._session_count = 0
         self._last_identify = float("-inf")
@@ -146,20 +152,17 @@ class FakeDiscordGateway(FakeSockets[_Connection]):
 
     async def request_reconnect(self) -> None:
         """Opcode 7: every client should reconnect and resume."""
-        for connection in list(self._connections):
-            await connection.send(RECONNECT)
+        await self.send_to_all(_payload(RECONNECT))
 
     async def request_heartbeat(self) -> None:
         """Opcode 1 from the server: every client should send a heartbeat at once."""
-        for connection in list(self._connections):
-            await connection.send(HEARTBEAT)
+        await self.send_to_all(_payload(HEARTBEAT))
 
     async def invalidate_sessions(self, *, resumable: bool) -> None:
         """Opcode 9."""
         if not resumable:
             self._sessions.clear()
-        for connection in list(self._connections):
-            await connection.send(INVALID_SESSION, resumable)
+        await self.send_to_all(_payload(INVALID_SESSION, resumable))
 
     async def close_connections(self, code: int, reason: str = "") -> None:
         """Close every connection with a close code."""
@@ -181,7 +184,7 @@ class FakeDiscordGateway(FakeSockets[_Connection]):
         try:
             with self._connected(connection):
                 self.log.append(GatewayEntry("connected"))
-                await self._converse(request, connection)
+                await self._serve(request, connection)
         except* SocketClosed:
             pass
         finally:
@@ -191,7 +194,7 @@ class FakeDiscordGateway(FakeSockets[_Connection]):
                 # A client that closes with a normal close code gives up its session.
                 self._sessions.pop(connection.session.id, None)
 
-    async def _converse(self, request: FakeRequest, connection: _Connection) -> None:
+    async def _serve(self, request: FakeRequest, connection: _Connection) -> None:
         if request.query.get("v") != "10" or request.query.get("encoding", "json") != "json":
             await self._close(connection, INVALID_VERSION, "Invalid API version")
         await connection.send(HELLO, {"heartbeat_interval": round(self.heartbeat_interval * 1000)})
@@ -204,14 +207,14 @@ class FakeDiscordGateway(FakeSockets[_Connection]):
     async def _read(self, connection: _Connection) -> None:
         while True:
             try:
-                with trio.fail_after(max(self.heartbeat_interval * 2, MIN_PATIENCE)):
+                with trio.fail_after(max(self.heartbeat_interval * 2, MIN_TIMEOUT)):
                     message = await connection.socket.receive()
             except trio.TooSlowError:
                 await self._close(connection, SESSION_TIMED_OUT, "Session timed out.")
                 return
-            await self._obey(connection, message)
+            await self._handle_payload(connection, message)
 
-    async def _obey(self, connection: _Connection, message: str | bytes) -> None:
+    async def _handle_payload(self, connection: _Connection, message: str | bytes) -> None:
         if len(message) > MAX_PAYLOAD_BYTES:
             await self._close(connection, DECODE_ERROR, "Error while decoding payload.")
         now = trio.current_time()
@@ -264,7 +267,7 @@ class FakeDiscordGateway(FakeSockets[_Connection]):
         session = _Session(f"session-{self._session_count}", intents)
         self._sessions[session.id] = session
         session.add("READY", self._ready(session.id))
-        for name, event in self._greet():
+        for name, event in self._send_hello():
             session.add(name, event)
         self.log.append(GatewayEntry("identify", session.id, intents))
         connection.begin(session)
@@ -282,7 +285,7 @@ class FakeDiscordGateway(FakeSockets[_Connection]):
         if not isinstance(fields["seq"], int) or fields["seq"] > len(session.events):
             await self._close(connection, INVALID_SEQ, "Invalid seq.")
         self.log.append(GatewayEntry("resume", session.id, fields["seq"]))
-        connection.sent = fields["seq"]
+        connection.sent = max(0, fields["seq"] - self.replayed)
         session.add("RESUMED", {})
         connection.begin(session)
 

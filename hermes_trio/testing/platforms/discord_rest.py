@@ -46,7 +46,7 @@ def form_error(path: str, code: str, message: str) -> DiscordRefusal:
 
 
 def rate_limited(fault: RateLimited, bucket: str = "scripted") -> FakeReply:
-    """The answer 429, for one bucket or for the whole bot."""
+    """Return the answer 429, for one bucket or for the whole bot."""
     body = {"message": "You are being rate limited.", "retry_after": fault.retry_after, "global": fault.everywhere}
     headers = {
         "retry-after": str(math.ceil(fault.retry_after)),
@@ -70,7 +70,7 @@ class Bucket:
     _windows: dict[str, tuple[float, int]] = attrs.field(factory=dict[str, tuple[float, int]])
 
     def take(self, resource: str) -> tuple[dict[str, str], FakeReply | None]:
-        """The headers of this call's answer, and the 429 that it is answered with if the bucket is empty."""
+        """Return the headers of this call's answer, and the 429 that it is answered with if the bucket is empty."""
         now = trio.current_time()
         end, used = self._windows.get(resource, (0.0, 0))
         if now >= end:
@@ -88,7 +88,7 @@ class Bucket:
 
 
 def check_message(body: Mapping[str, Any], *, partial: bool = False) -> None:
-    """What create and edit message check: content or something else to show, its length, and the components."""
+    """Check what create and edit message check: content or something else to show, its length, and the components."""
     content = body.get("content")
     if content is not None and not isinstance(content, str):
         raise form_error("content", "BASE_TYPE_STRING", "Only string types are allowed here.")
@@ -130,7 +130,7 @@ def _check_components(rows: list[dict[str, Any]]) -> None:
 
 
 def check_commands(commands: Any) -> list[dict[str, Any]]:
-    """What overwriting application commands checks."""
+    """Check what overwriting application commands checks."""
     if not isinstance(commands, list):
         raise form_error("_", "LIST_TYPE_CONVERT", "Only iterables may be used in a ListType")
     listed = msgspec.convert(commands, list[dict[str, Any]])

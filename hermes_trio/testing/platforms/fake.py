@@ -10,9 +10,9 @@ from typing import ClassVar, Generic, TypeVar
 
 import attrs
 
+from .call_handler import FakeCallHandler
 from .faults import Fault, RateLimited
 from .ledger import CallLedger, RecordedCall
-from .reception import FakeReception
 from .server import FakeReply, LoopbackServer
 
 __all__ = ["FakePlatform", "SentMessage"]
@@ -47,7 +47,7 @@ class FakePlatform(Generic[M]):
         error_of: Callable[[FakeReply], str | None],
     ) -> None:
         self.token = token
-        self.reception = FakeReception(rate_limited=rate_limited, error_of=error_of)
+        self.handler = FakeCallHandler(rate_limited=rate_limited, error_of=error_of)
         self.messages: CallLedger[M] = CallLedger("message")
         self._server: LoopbackServer | None = None
 
@@ -65,7 +65,7 @@ class FakePlatform(Generic[M]):
     @property
     def calls(self) -> CallLedger[RecordedCall]:
         """Return every call of the API with its answer, in order."""
-        return self.reception.calls
+        return self.handler.calls
 
     async def wait_for_call(
         self,
@@ -76,11 +76,11 @@ class FakePlatform(Generic[M]):
         timeout: float | None = None,
     ) -> RecordedCall:
         """Wait for the `count`th call of a method and return it. Raises `NothingArrived` after `timeout` seconds."""
-        return await self.reception.wait_for_call(method, matches, count, timeout)
+        return await self.handler.wait_for_call(method, matches, count, timeout)
 
     def fail(self, method: str, fault: Fault, *, times: int = 1) -> None:
         """Script a fault for the next calls of a method, or of `ANY`."""
-        self.reception.faults.add(method, fault, times)
+        self.handler.faults.add(method, fault, times)
 
     def attach(self, server: LoopbackServer) -> None:
         """Set the server, once its port is known. Called by `open_fake_…`."""

@@ -248,5 +248,5 @@ class _Parser:
 
 
 def parse_markdown_v2(text: str) -> tuple[str, list[dict[str, Any]]]:
-    """The plain text and its entities (Bot API form). Raises `MarkupError` with the Bot API's words."""
+    """Return the plain text and its entities (Bot API form). Raises `MarkupError` with the Bot API's words."""
     return _Parser(text).parse()

@@ -85,27 +85,28 @@ class LoopbackServer:
     handle: Handler
     handle_socket: SocketHandler | None
     connections: set[trio.SocketStream] = attrs.field(factory=set[trio.SocketStream])
+    host: str = "127.0.0.1"
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{self.host}:{self.port}"
 
     @property
     def socket_url(self) -> str:
-        return f"ws://127.0.0.1:{self.port}"
+        return f"ws://{self.host}:{self.port}"
 
     async def serve(self, stream: trio.SocketStream) -> None:
         """Answer requests on one connection until it ends."""
         self.connections.add(stream)
         try:
             async with stream:
-                await self._converse(stream)
+                await self._serve(stream)
         except (trio.BrokenResourceError, h11.RemoteProtocolError, ConnectionDropped):
             pass
         finally:
             self.connections.discard(stream)
 
-    async def _converse(self, stream: trio.SocketStream) -> None:
+    async def _serve(self, stream: trio.SocketStream) -> None:
         protocol = h11.Connection(h11.SERVER, max_incomplete_event_size=READ_SIZE)
         while True:
             received = await _read_request(stream, protocol)
@@ -130,7 +131,7 @@ class LoopbackServer:
         dropped = False
         async with trio.open_nursery() as nursery:
 
-            async def watch_for_departure() -> None:
+            async def watch_for_disconnect() -> None:
                 while True:
                     try:
                         data = await stream.receive_some(READ_SIZE)
@@ -141,7 +142,7 @@ class LoopbackServer:
                         return
                     protocol.receive_data(bytes(data))
 
-            nursery.start_soon(watch_for_departure)
+            nursery.start_soon(watch_for_disconnect)
             try:
                 reply = await self.handle(request)
             except ConnectionDropped:

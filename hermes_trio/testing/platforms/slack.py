@@ -247,7 +247,7 @@ class FakeSlack(FakePlatform[SlackMessage]):
                 return FakeReply.of(refusal.body)
 
         recorded = {key: value for key, value in params.items() if key != "token"}
-        return await self.reception.attend(name, recorded, act)
+        return await self.handler.handle(name, recorded, act)
 
     def _authenticate(self, method: str, request: FakeRequest, params: Mapping[str, Any]) -> None:
         given = request.headers.get("authorization", "").removeprefix("Bearer ") or str(params.get("token") or "")
@@ -494,7 +494,7 @@ async def open_fake_slack(
     ack_timeout: float = 3.0,
     retry_delay: float = 0.05,
 ) -> AsyncGenerator[FakeSlack, None]:
-    """Run a fake until the block ends; then its server, connections and deliveries are gone.
+    """Run a fake until the block ends; then its server and connections are closed and its deliveries have ended.
 
     An event that is not acknowledged within `ack_timeout` seconds is delivered again after `retry_delay`.
     """

@@ -35,7 +35,7 @@ def _invalid(problem: str, pointer: str) -> SlackRefusal:
 
 
 def structure(params: Mapping[str, Any], name: str) -> Any:
-    """An object argument: JSON in a JSON body, JSON text in a form."""
+    """Return an object argument: JSON in a JSON body, JSON text in a form."""
     value = params.get(name)
     if not isinstance(value, str):
         return value
@@ -46,7 +46,7 @@ def structure(params: Mapping[str, Any], name: str) -> Any:
 
 
 def check_content(params: Mapping[str, Any], *, limit: int | None) -> tuple[str, list[dict[str, Any]]]:
-    """The text and blocks of a message. `limit` is where a text is refused; posting truncates instead."""
+    """Check the text and blocks of a message. `limit` is where a text is refused; posting truncates instead."""
     text = str(params.get("text") or "")
     raw: Any = structure(params, "blocks")
     if raw is not None and not isinstance(raw, list):

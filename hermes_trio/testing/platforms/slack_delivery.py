@@ -89,10 +89,10 @@ class FakeSlackSocket(FakeSockets[WebSocket]):
 
     async def request_disconnect(self, reason: str = "refresh_requested", *, close: bool = False) -> None:
         """Tell every connection that it will end (`warning`, `refresh_requested` or `link_disabled`), and end it with `close`."""
-        for socket in list(self.connections):
-            message = {"type": "disconnect", "reason": reason, "debug_info": {"host": "fake"}}
-            await socket.send(msgspec.json.encode(message).decode())
-            if close:
+        sockets = list(self.connections)
+        await self.send_to_all({"type": "disconnect", "reason": reason, "debug_info": {"host": "fake"}})
+        if close:
+            for socket in sockets:
                 await socket.close(timeout=0.5)
 
     async def serve(self, request: FakeRequest, socket: WebSocket) -> None:
@@ -112,7 +112,7 @@ class FakeSlackSocket(FakeSockets[WebSocket]):
             await socket.send(msgspec.json.encode(hello).decode())
             self._changes.tell()
             while True:
-                self._hear(msgspec.json.decode(await socket.receive()))
+                self._receive(msgspec.json.decode(await socket.receive()))
 
     async def try_deliver(self, delivery: SlackDelivery, ack_timeout: float, sent: Callable[[], None]) -> bool:
         """Send one envelope once, say that it was sent, and wait for its acknowledgement while the connection lasts."""
@@ -137,7 +137,7 @@ class FakeSlackSocket(FakeSockets[WebSocket]):
             await self._changes.until(lambda: socket not in self.connections or delivery.settled.is_set())
         return delivery.settled.is_set()
 
-    def _hear(self, message: Any) -> None:
+    def _receive(self, message: Any) -> None:
         assert isinstance(message, dict), f"a client sent {message!r}, which is no acknowledgement"
         fields = msgspec.convert(message, dict[str, Any])
         delivery = self._waiting.pop(str(fields.get("envelope_id")), None)
@@ -160,6 +160,7 @@ class SlackDeliveries:
         self.callbacks: CallLedger[Callback] = CallLedger("request to the app")
         self.request_url: str | None = None
         self.given_up: CallLedger[SlackDelivery] = CallLedger("abandoned delivery")
+        self.added: list[SlackDelivery] = []
         self.signing_secret = signing_secret
         self._ack_timeout = ack_timeout
         self._retry_delay = retry_delay
@@ -170,6 +171,7 @@ class SlackDeliveries:
     def add(self, kind: str, payload: dict[str, Any]) -> SlackDelivery:
         """Append a delivery to the queue."""
         delivery = SlackDelivery(kind, payload, f"envelope-{next(self._count)}")
+        self.added.append(delivery)
         self._send.send_nowait(delivery)
         return delivery
 
@@ -177,7 +179,7 @@ class SlackDeliveries:
         """Deliver everything that is added. It is sent in order; acknowledgements and retries are awaited beside that."""
         async with self._send, self._receive, trio.open_nursery() as nursery:
             async for delivery in self._receive:
-                await nursery.start(self._insist, delivery)
+                await nursery.start(self._deliver_with_retries, delivery)
 
     async def request(self, body: bytes, content_type: str, *, retry: int = 0, reason: str = "") -> Callback:
         """Make one signed request to the app's request URL."""
@@ -194,7 +196,7 @@ class SlackDeliveries:
         self.callbacks.append(callback)
         return callback
 
-    async def _insist(
+    async def _deliver_with_retries(
         self, delivery: SlackDelivery, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
         begun = False

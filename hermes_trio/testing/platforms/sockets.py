@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from contextlib import contextmanager
-from typing import Generic, TypeVar
+from contextlib import contextmanager, suppress
+from typing import Any, Generic, TypeVar
 
+import msgspec
 import trio
 
-from hermes_trio.net.websocket import WebSocket
+from hermes_trio.net.websocket import SocketClosed, WebSocket
 
 from .changes import Changes
 from .ledger import WAIT_SECONDS
@@ -43,6 +44,12 @@ class FakeSockets(Generic[C]):
         """Wait until exactly this many connections are open."""
         with trio.fail_after(timeout):
             await self._changes.until(lambda: len(self._connections) == count)
+
+    async def send_to_all(self, message: dict[str, Any]) -> None:
+        """Send a message over every connection that is open when its turn comes."""
+        for connection in list(self._connections):
+            with suppress(SocketClosed):
+                await self._socket_of(connection).send(msgspec.json.encode(message).decode())
 
     async def drop_connections(self) -> None:
         """Lose every connection without a close frame."""

@@ -236,7 +236,7 @@ class FakeTelegram(FakePlatform[BotMessage]):
             except TelegramRefusal as refusal:
                 return refusal.reply()
 
-        return await self.reception.attend(method or name, params, act)
+        return await self.handler.handle(method or name, params, act)
 
     async def _get_updates(self, params: Mapping[str, Any]) -> list[dict[str, Any]]:
         if self._webhook.url:
@@ -550,7 +550,7 @@ async def open_fake_telegram(
     username: str = "hermes_bot",
     webhook_retry_delay: float = 0.05,
 ) -> AsyncGenerator[FakeTelegram, None]:
-    """Run a fake until the block ends; then its server, connections and deliveries are gone."""
+    """Run a fake until the block ends; then its server and connections are closed and its deliveries have ended."""
     fake = FakeTelegram(token, username, webhook_retry_delay)
     async with open_loopback_server(fake.handle) as server, trio.open_nursery() as nursery:
         fake.attach(server)

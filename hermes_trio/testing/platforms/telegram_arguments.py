@@ -81,7 +81,7 @@ def string(params: Mapping[str, Any], name: str) -> str | None:
 
 
 def structure(params: Mapping[str, Any], name: str) -> Any:
-    """An object argument: JSON in a JSON body, JSON text in a form."""
+    """Return an object argument: JSON in a JSON body, JSON text in a form."""
     value = params.get(name)
     if not isinstance(value, str):
         return value

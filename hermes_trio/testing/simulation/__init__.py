@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from .boundary import SimulationBreach
 from .coverage import Coverage
-from .judge import INVARIANTS, Invariant, judge
-from .program import FAULT_KINDS, Program, Step, make_program, shrink
+from .invariants import INVARIANTS, Invariant, check_invariants
+from .program import FAULT_KINDS, PLATFORMS, Program, Step, make_program, shrink
 from .runner import SeedResult, SimulationReport, run_program, run_seed, run_seeds, shrink_failure
 from .trace import Moment, Trace
 from .world import World, WorldSettings
@@ -20,6 +20,7 @@ from .world import World, WorldSettings
 __all__ = [
     "FAULT_KINDS",
     "INVARIANTS",
+    "PLATFORMS",
     "Coverage",
     "Invariant",
     "Moment",
@@ -31,7 +32,7 @@ __all__ = [
     "Trace",
     "World",
     "WorldSettings",
-    "judge",
+    "check_invariants",
     "make_program",
     "run_program",
     "run_seed",

@@ -17,10 +17,12 @@ import time
 import traceback
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
+from functools import partial
 from importlib import import_module
 from types import ModuleType
 from typing import Any, Final, NoReturn, Protocol, Self, cast
 
+import apsw
 import trio
 from trio._core import _run as scheduler
 from trio.testing import MockClock
@@ -28,10 +30,14 @@ from werkzeug.routing import Rule
 
 import hermes_trio.plugins as plugins_module
 import hermes_trio.runtime.threads as threads_module
+import hermes_trio.store.sqlite.store as store_module
 import hermes_trio.tools.warden.sandbox as sandbox_module
 import hermes_trio.tools.warden.warden as warden_module
+from hermes_trio.guard import load_steps
 from hermes_trio.runtime import runtime as runtime_module
 from hermes_trio.runtime.ports import RuntimeStore
+from hermes_trio.store.sqlite.files import MEMORY
+from hermes_trio.store.sqlite.schema import migrate
 from hermes_trio.tools.warden.sandbox import Protections
 
 from .threads import simulated_entry_points, wait_out_virtually
@@ -47,6 +53,9 @@ MOST_BATCHES: Final = 50_000
 _CLOCKS: Final = ("time", "monotonic", "perf_counter", "time_ns", "monotonic_ns", "perf_counter_ns")
 _REAL: Final = {name: getattr(time, name) for name in _CLOCKS}
 
+for _ in load_steps():  # here, so that the first command of a process is scheduled like all others
+    pass
+
 _AT_ONCE: Final = frozenset({"hermes_trio.tools.session_folders"})
 """Modules whose blocking calls run inline in a world, without virtual time."""
 
@@ -58,6 +67,8 @@ _REFUSED: Final = {
     "os.system": "a process",
     "socket.getaddrinfo": "a look-up of names",
 }
+
+_WATCHED: Final = frozenset({*_REFUSED, "socket.__new__"})
 
 
 class SimulationBreach(AssertionError):
@@ -84,9 +95,12 @@ _current: Boundary | None = None
 _hooked = False
 _sites: dict[str, list[tuple[ModuleType, str]]] = {name: [] for name in _CLOCKS}
 _looked: set[str] = set()
+_modules_seen = 0
 
 
 def _audit(event: str, args: tuple[Any, ...]) -> None:
+    if event not in _WATCHED:
+        return
     boundary = _current
     if boundary is None or threading.get_ident() != boundary.thread:
         return
@@ -170,6 +184,8 @@ class Boundary:
             self._patch(sandbox_module, "probe_protections", _no_protections)
             self._patch(runtime_module, "_wall_clock", self._runtime_clock)
             self._patch(Rule, "_compile_builder", _compile_once)
+            self._patch(store_module, "migrate", _migrate_once)
+            self._patch(self.clock, "current_time", partial(getattr, self.clock, "_virtual_base"))
             for name in _CLOCKS:
                 replacement = self._clock_of(name)
                 for module, attribute in _places_of(name):
@@ -238,16 +254,15 @@ class _Order(random.Random):
 
     def shuffle(self, x: Any) -> None:
         """Shuffle the tasks that the scheduler is about to run, and remove those that are suspended."""
-        super().shuffle(x)
+        if len(x) > 1:
+            super().shuffle(x)
         at, count = self._instant
         now = self._clock.current_time()
         self._instant = (now, count + 1 if now == at else 0)
         if now > self.until:
             raise SimulationBreach("the world does not end")
         if count > MOST_BATCHES:
-            raise SimulationBreach(
-                f"{count} rounds of the scheduler in one instant: something goes round without a pause"
-            )
+            raise SimulationBreach(f"{count} rounds of the scheduler in one instant: a task loops without waiting")
         if self.is_held is not None:
             self.held += [task for task in x if self.is_held(task)]
             x[:] = [task for task in x if not self.is_held(task)]
@@ -280,6 +295,25 @@ def _compile_once(rule: Rule, append_unknown: bool = True) -> Callable[..., Any]
     return _compiled[key]
 
 
+_migrated: list[apsw.Connection] = []
+
+
+def _migrate_once(db: apsw.Connection, path: str) -> int:
+    """Create the schema of an empty database in memory: the first time by the migrations, later by a copy of that database."""
+    if path != MEMORY:
+        return migrate(cast("Any", db), path)
+    if _migrated:
+        with db.backup("main", _migrated[0], "main") as copying:
+            copying.step()
+        return 0
+    before = migrate(cast("Any", db), path)
+    template = apsw.Connection(MEMORY)
+    with template.backup("main", db, "main") as copying:
+        copying.step()
+    _migrated.append(template)
+    return before
+
+
 async def _no_protections() -> Protections:
     await trio.lowlevel.checkpoint()
     return Protections()
@@ -287,6 +321,14 @@ async def _no_protections() -> Protections:
 
 def _places_of(name: str) -> list[tuple[ModuleType, str]]:
     """Return where a clock of `time` is bound: the module itself, and modules of this package that imported it by name."""
+    if _modules_seen != len(sys.modules):
+        _look_for_clocks()
+    return [(time, name), *_sites[name]]
+
+
+def _look_for_clocks() -> None:
+    global _modules_seen
+    _modules_seen = len(sys.modules)
     modules = [module for key, module in sys.modules.items() if key.startswith("hermes_trio.") and key not in _looked]
     for module in modules:
         _looked.add(module.__name__)
@@ -296,7 +338,6 @@ def _places_of(name: str) -> list[tuple[ModuleType, str]]:
             for clock, real in _REAL.items():
                 if value is real:
                     _sites[clock].append((module, attribute))
-    return [(time, name), *_sites[name]]
 
 
 Handler = Callable[[trio.SocketStream], Awaitable[None]]

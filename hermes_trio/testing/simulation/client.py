@@ -57,13 +57,18 @@ class _Exchange:
         self.stream = stream
         self.protocol = h11.Connection(h11.CLIENT)
 
-    async def send(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> None:
+    async def send(self, method: str, path: str, headers: Mapping[str, str], body: bytes, manner: str) -> None:
         given = [("Host", "gateway.localhost"), ("Connection", "close"), *headers.items()]
         given.append(("Content-Length", str(len(body))))
         data = self.protocol.send(h11.Request(method=method, target=path, headers=given)) or b""
         data += self.protocol.send(h11.Data(data=body)) or b""
         data += self.protocol.send(h11.EndOfMessage()) or b""
+        if manner == "torn":
+            await self.stream.send_all(data[: len(data) - max(1, len(body) // 2)])
+            raise NoAnswer("left in the middle of the body")
         await self.stream.send_all(data)
+        if manner == "half":
+            await self.stream.send_eof()
 
     async def pull(self) -> Any:
         while (event := self.protocol.next_event()) is h11.NEED_DATA:
@@ -73,7 +78,7 @@ class _Exchange:
 
 @asynccontextmanager
 async def _exchange(
-    server: Connects, method: str, path: str, headers: Mapping[str, str], body: bytes
+    server: Connects, method: str, path: str, headers: Mapping[str, str], body: bytes, manner: str = ""
 ) -> AsyncGenerator[tuple[_Exchange, int, dict[str, str]]]:
     await trio.lowlevel.checkpoint()
     try:
@@ -83,7 +88,7 @@ async def _exchange(
     try:
         exchange = _Exchange(stream)
         try:
-            await exchange.send(method, path, headers, body)
+            await exchange.send(method, path, headers, body, manner)
             head = await exchange.pull()
             while isinstance(head, h11.InformationalResponse):
                 head = await exchange.pull()
@@ -106,14 +111,18 @@ async def request(
     body: bytes = b"",
     headers: Mapping[str, str] | None = None,
     seconds: float = 60.0,
+    manner: str = "",
 ) -> Answer:
-    """Send a request and return the complete response. Raises `NoAnswer` if there is none within `seconds`. Cancelling it closes the connection."""
+    """Send a request and return the complete response. Raises `NoAnswer` if there is none within `seconds`. Cancelling it closes the connection.
+
+    `manner` is `half` for a client that shuts down its side of the connection after the request, and `torn` for one that disconnects in the middle of the body.
+    """
     fields = dict(headers or {})
     if json is not None:
         body = msgspec.json.encode(json)
         fields.setdefault("Content-Type", "application/json")
     with trio.move_on_after(seconds):
-        async with _exchange(server, method, path, fields, body) as (exchange, status, found):
+        async with _exchange(server, method, path, fields, body, manner) as (exchange, status, found):
             content = bytearray()
             while isinstance(event := await exchange.pull(), h11.Data):
                 content += event.data

@@ -56,14 +56,14 @@ class Balancer:
 
     def __init__(self, nodes: Sequence[Serves], seed: int) -> None:
         self._nodes = nodes
-        self._dice = random.Random(f"{seed} balancer")
+        self._random = random.Random(f"{seed} balancer")
 
     def connect(self) -> trio.SocketStream:
         """Open a connection to a node. Raises `ConnectionRefusedError` if none listens."""
         served = [node for node in self._nodes if node.is_served()]
         if not served:
             raise ConnectionRefusedError("no node listens")
-        return (served[0] if len(served) == 1 else self._dice.choice(served)).connect()
+        return (served[0] if len(served) == 1 else self._random.choice(served)).connect()
 
 
 class Listens(Protocol):
@@ -101,28 +101,36 @@ class _Told(tuple[str, str]):
 
 
 class SignalNetwork:
-    """Sends the signals of each commit to all nodes, and notes in the trace when the row of a node is gone."""
+    """Sends the signals of each commit to all nodes, and records in the trace when the row of a node was removed."""
 
     def __init__(self, store: SqliteStore, trace: Trace) -> None:
         self.store = store
         self.trace = trace
-        self._ears: list[NodeSignals] = []
+        self._listeners: list[NodeSignals] = []
         cast("Any", store.database.signals).announce = self._announce
 
-    def attach(self, ear: NodeSignals) -> None:
+    def attach(self, listener: NodeSignals) -> None:
         """Add a life of a node to the receivers."""
-        self._ears.append(ear)
+        self._listeners.append(listener)
 
-    def detach(self, ear: NodeSignals) -> None:
+    def detach(self, listener: NodeSignals) -> None:
         """Remove it from the receivers."""
-        self._ears.remove(ear)
+        self._listeners.remove(listener)
 
     def _announce(self, signals: Iterable[Signal]) -> None:
         told = list(dict.fromkeys(signals))
-        for ear in list(self._ears):
-            if any(topic == NODE_TOPIC and key == ear.handle.owner for topic, key in told) and not ear.is_member():
-                self.trace.note("gone", ear.life.name)
-            ear.hear(told)
+        for listener in list(self._listeners):
+            if (
+                any(topic == NODE_TOPIC and key == listener.handle.owner for topic, key in told)
+                and not listener.is_member()
+            ):
+                self.trace.note("gone", listener.life.name)
+                listener.gone = True
+            elif listener.gone and listener.is_member():
+                # Its start took longer than a lease, and it has joined with another incarnation.
+                self.trace.note("joined again", listener.life.name)
+                listener.gone = False
+            listener.deliver(told)
 
 
 class NodeSignals:
@@ -132,6 +140,8 @@ class NodeSignals:
         self.life = life
         self.handle = handle
         self.signals = Signals()
+        self.gone = False
+        """Whether the row of this node was removed, and no other row has taken its place."""
         self._network = network
         self._nursery = nursery
         self._context: Context = copy_context()
@@ -147,7 +157,7 @@ class NodeSignals:
         """Return whether the store has the row of this node."""
         return bool(self._rows("SELECT 1 FROM nodes WHERE incarnation = ?", self.handle.owner))
 
-    def hear(self, told: Sequence[Signal]) -> None:
+    def deliver(self, told: Sequence[Signal]) -> None:
         """Deliver the signals of a commit, those of other nodes with the next fault of `wake_faults`. A partition drops them."""
         life = self.life
         if life.dead:
@@ -186,7 +196,7 @@ class NodeSignals:
         if not self.life.dead and not self.life.is_cut:
             self._announce(signals)
 
-    # -- polling the rows, as `hermes_trio.store.postgres.hearing` does ----------------------------------------------------------------
+    # -- polling the rows, as `hermes_trio.store.postgres.signal_listener` does ----------------------------------------------------------------
 
     async def run(self) -> None:
         """Poll the rows until cancelled; after a partition, announce all waiting rows."""
@@ -255,10 +265,10 @@ class NodeSignals:
 class WatchedWrites:
     """The writer of the shared store for one life of a node. Marks signals as its own, and notes changes that it makes without its row in `nodes`."""
 
-    def __init__(self, writer: Writes, ear: NodeSignals, trace: Trace) -> None:
+    def __init__(self, writer: Writes, listener: NodeSignals, trace: Trace) -> None:
         self.around: Callable[[str], AbstractContextManager[object]] | None = None
         self._writer = writer
-        self._ear = ear
+        self._signals = listener
         self._trace = trace
 
     async def submit(self, verb: Callable[..., T], *args: object, weight: Weight = Weight.LIGHT) -> T:
@@ -279,16 +289,16 @@ class WatchedWrites:
 
     def _watched(self, verb: Callable[..., T]) -> Callable[..., T]:
         name = getattr(verb, "__name__", "write")
-        ear = self._ear
+        listener = self._signals
 
         @wraps(verb)
         def watched(db: Any, *args: object) -> T:
-            member = name == "recover" or ear.is_member()
+            member = name == "recover" or listener.is_member()
             changes, told = db.total_changes(), len(db.signals)
             value = verb(db, *args)
-            db.signals[told:] = [_Told(signal, ear.life) for signal in db.signals[told:]]
+            db.signals[told:] = [_Told(signal, listener.life) for signal in db.signals[told:]]
             if not member and db.total_changes() != changes:
-                self._trace.note("fenced write", f"{ear.life.name}: {name}")
+                self._trace.note("fenced write", f"{listener.life.name}: {name}")
             return value
 
         return watched

@@ -11,6 +11,9 @@ import attrs
 
 from hermes_trio.testing.faults import READ_VERBS, STORE_VERBS
 
+from .disk import DISK_ERRORS, DISK_POINTS
+from .targets import COMMAND_VERBS, UNCALLED
+
 __all__ = ["Coverage"]
 
 KINDS: Final = ("before", "after", "slow", "full", "crash before", "crash after")
@@ -39,8 +42,9 @@ FAULTS: Final = (
     "store after",
     "store slow",
     "store full",
+    "disk",
     "crash",
-    "telegram",
+    "platform",
     "model",
     "clock",
     "signal",
@@ -53,7 +57,7 @@ FAULTS: Final = (
 WANTED: Final = ("turn", "run", "job", "delivery")
 
 UNREACHABLE: Final[Mapping[tuple[str, str], str]] = {
-    ("*", "job starting"): "no row has this state: a job is written down as running, before its work begins",
+    ("*", "job starting"): "no row has this state: a job is stored as running, before its work begins",
 }
 """Pairs of fault and state that no world can reach, with the reason; `*` matches every fault."""
 
@@ -69,16 +73,23 @@ class Coverage:
     verbs: Counter[tuple[str, str]] = attrs.Factory(Counter[tuple[str, str]])
     states: Counter[tuple[str, str]] = attrs.Factory(Counter[tuple[str, str]])
     calls: Counter[str] = attrs.Factory(Counter[str])
+    disk: Counter[tuple[str, str]] = attrs.Factory(Counter[tuple[str, str]])
+    """The failed statements, by point of a transaction and error."""
 
     def add(self, other: Coverage) -> None:
         """Add the counts of another world."""
         self.verbs.update(other.verbs)
         self.states.update(other.states)
         self.calls.update(other.calls)
+        self.disk.update(other.disk)
 
     def table(self) -> str:
-        """Return the tables of verbs by fault and faults by state, and the unreachable pairs, as text."""
-        return f"{self._verb_table()}\n\n{self._state_table()}\n\n{self._reasons()}"
+        """Return the tables of verbs by fault, points of a transaction by error and faults by state, and the unreachable pairs, as text."""
+        return f"{self._verb_table()}\n\n{self._disk_table()}\n\n{self._state_table()}\n\n{self._reasons()}"
+
+    def _disk_table(self) -> str:
+        rows = [[point, *(str(self.disk[point, error] or ".") for error in DISK_ERRORS)] for point in DISK_POINTS]
+        return _table(["disk fails at", *DISK_ERRORS], rows)
 
     def gaps(self) -> list[str]:
         """Return the pairs of a fault and a state of a turn, run, job or delivery that did not occur and that `UNREACHABLE` does not explain."""
@@ -97,24 +108,49 @@ class Coverage:
         ]
         widths = [max(len(row[index]) for row in rows) for index in range(2)]
         lines = [f"  {state.ljust(widths[0])}  {fault.ljust(widths[1])}  {reason}" for state, fault, reason in rows]
-        return "\n".join(["out of reach (shown as -):", *lines])
+        verbs = [f"  no world calls {verb}: {reason}" for verb, reason in UNCALLED.items()]
+        others = [
+            "  a read fails before it returns, or is slow: it commits nothing",
+            f"  no node crashes at the verbs that only commands beside the server call: {', '.join(sorted(COMMAND_VERBS))}",
+        ]
+        return "\n".join(["out of reach (shown as -):", *lines, *verbs, *others])
 
     def missing(self) -> list[str]:
         """Return the verbs that were called and never failed, by kind of fault, and the verbs that were never called."""
         found: list[str] = []
         called = [verb for verb in sorted(STORE_VERBS) if self.calls[verb]]
         for kind in KINDS:
-            wanted = [verb for verb in called if verb not in READ_VERBS or kind in ("before", "slow")]
+            wanted = [verb for verb in called if _can_fail(verb, kind)]
             never = [verb for verb in wanted if not self.verbs[verb, kind]]
             if never:
                 found.append(f"never {kind}: {', '.join(never)}")
-        idle = [verb for verb in sorted(STORE_VERBS) if not self.calls[verb]]
+        idle = [verb for verb in sorted(STORE_VERBS) if not self.calls[verb] and verb not in UNCALLED]
         gaps = self.gaps()
         if gaps:
             found.append(f"gaps, neither met nor explained: {'; '.join(gaps)}")
         if idle:
             found.append(f"never called by these worlds: {', '.join(idle)}")
-        return found
+        return found + self.contradictions()
+
+    def unfailed(self) -> list[str]:
+        """Return the verbs that never failed before their commit or, if they write, after it, without those that no world calls."""
+        return [
+            f"{verb} {kind}"
+            for verb in sorted(STORE_VERBS - set(UNCALLED))
+            for kind in ("before", "after")
+            if not self.verbs[verb, kind] and (kind == "before" or verb not in READ_VERBS)
+        ]
+
+    def contradictions(self) -> list[str]:
+        """Return what occurred although `UNREACHABLE` or `UNCALLED` says that it cannot."""
+        called = [f"{verb} was called, although {why}" for verb, why in UNCALLED.items() if self.calls[verb]]
+        return called + [
+            f"{fault} occurred while there was {state}, although {why}"
+            for fault, state in sorted(
+                {(_family(fault), state) for (fault, state), count in self.states.items() if count}
+            )
+            if (why := _reason(fault, state))
+        ]
 
     def _verb_table(self) -> str:
         rows = [
@@ -125,9 +161,7 @@ class Coverage:
         return _table(["verb of the store", "calls", *KINDS], rows)
 
     def _cell(self, verb: str, kind: str) -> str:
-        if verb in READ_VERBS and kind not in ("before", "slow"):
-            return "-"  # a read commits nothing: it fails or it returns
-        return str(self.verbs[verb, kind] or ".")
+        return str(self.verbs[verb, kind] or ("." if _can_fail(verb, kind) else "-"))
 
     def _state_table(self) -> str:
         met: Counter[tuple[str, str]] = Counter()
@@ -155,6 +189,13 @@ class Coverage:
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" font-size="10">'
             f'<rect width="100%" height="100%" fill="white"/>{left}{right}</svg>\n'
         )
+
+
+def _can_fail(verb: str, kind: str) -> bool:
+    """Return whether a verb can fail in this way. A read commits nothing, and no node crashes at a verb that only commands call."""
+    if verb in READ_VERBS:
+        return kind in ("before", "slow")
+    return verb not in COMMAND_VERBS or not kind.startswith("crash")
 
 
 def _reason(fault: str, state: str) -> str:

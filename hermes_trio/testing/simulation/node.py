@@ -28,7 +28,7 @@ from hermes_trio.testing.faults import READ_VERBS, STORE_VERBS, StoreFaults
 
 from .boundary import socket_pair
 from .cluster import LEASE_SECONDS, NodeSignals, SignalNetwork, WatchedWrites
-from .desk import Desk, DeskSeen
+from .embedding_program import EmbeddingProgram, EmbeddingSeen
 from .processes import SimulatedKernel
 from .trace import Trace
 
@@ -53,7 +53,7 @@ RESTART_SECONDS: Final = 10.0
 """Seconds until a server that has ended by itself is started again."""
 
 
-STORE_PATIENCE: Final = 2.0
+STORE_SECONDS: Final = 2.0
 """Seconds until a verb fails during a partition."""
 
 UNNOTICED_SECONDS: Final = 5.0
@@ -101,9 +101,11 @@ class SimulatedNode:
         self.on_crash: Callable[[float], None] = lambda down: None
         self.wake_faults: list[str] = []
         """The faults of the next signals of the store."""
+        self.mcp_faults: list[str] = []
+        """The faults of the next calls of MCP servers."""
         self.report: dict[str, Any] | None = None
         """The report of the last drain."""
-        self.desk_seen = DeskSeen()
+        self.embedding_seen = EmbeddingSeen()
         self.on_end: Callable[[], None] = lambda: None
         """Called when a life has ended without a crash."""
         self.failure: BaseException | None = None
@@ -145,6 +147,8 @@ class SimulatedNode:
         self._life = _Life(self)
         self._lives.append(self._life)
         self.kernels.append(SimulatedKernel(self._nursery, self._life.note, self._context))
+        self.kernel.mcp_faults = self.mcp_faults
+        self._life.kernel = self.kernel  # before its first step: it may crash in the instant of its start
         self._nursery.start_soon(self._life.run, name=f"{self.name} life {self.starts}")
 
     def crash(self, down: float) -> None:
@@ -219,21 +223,30 @@ class SimulatedNode:
             self._life.broken.set()
 
     @property
-    def desk(self) -> Desk | None:
+    def embedding(self) -> EmbeddingProgram | None:
         """Return the program that embeds the runtime in this life; None while the node is down."""
-        return self._life.desk if self._life is not None and self.alive else None
+        return self._life.embedding if self._life is not None and self.alive else None
 
-    def undead(self) -> list[str]:
+    def zombies(self) -> list[str]:
         """Describe the commands of any life that still run, and the crashed lives that have not ended."""
         found = [f"the process {one.pid} runs: {one.text}" for kernel in self.kernels for one in kernel.alive]
         return found + [
             f"a life of {self.name} that lost its power goes on" for life in self._lives if life.dead and not life.over
         ]
 
+    def left_servers(self) -> list[str]:
+        """Describe the MCP servers that still run."""
+        return [
+            f"the MCP server {one.pid} of {self.name} runs"
+            for kernel in self.kernels
+            for one in kernel.servers
+            if one.alive
+        ]
+
     def connect(self) -> trio.SocketStream:
         """Connect a client to its server. Raises `ConnectionRefusedError` while it does not listen."""
         if not self.alive or self._life is None or not self.ready.is_set():
-            raise ConnectionRefusedError("nobody listens")
+            raise ConnectionRefusedError("the node does not listen")
         return self._life.connect()
 
     async def dial(self, serve_host: Callable[[trio.SocketStream], Any]) -> trio.SocketStream:
@@ -285,7 +298,7 @@ class _Life:
         self.over = False
         self.asked = trio.Event()
         self.broken = trio.Event()
-        self.desk: Desk | None = None
+        self.embedding: EmbeddingProgram | None = None
         self.sockets: list[Any] = []
         self.clients: list[Any] = []
         self.kernel: SimulatedKernel
@@ -317,7 +330,6 @@ class _Life:
         node = self.node
         current_node.set(node)
         _life.set(self)
-        self.kernel = node.kernel
         try:
             with self._scope:
                 await self._serve()
@@ -381,10 +393,10 @@ class _Life:
             await self.broken.wait()
             raise BrokenReceiver("a receiver fails on purpose")
 
-        self.desk = Desk(node.desk_seen, node._trace.note)
+        self.embedding = EmbeddingProgram(node.embedding_seen, node._trace.note)
         gateway.runtime.start_receiver("http", receive)
         gateway.runtime.start_receiver("broken", fail)
-        gateway.runtime.start_receiver("desk", partial(self.desk.receive, gateway.runtime))
+        gateway.runtime.start_receiver("embedding", partial(self.embedding.receive, gateway.runtime))
         await self.asked.wait()
         node._trace.note("drain", self.name)
         node.report = await gateway.api.drain.run(node._config.server.drain_seconds)
@@ -436,7 +448,7 @@ class _Life:
             sock.connect(self._address)
         except OSError:
             sock.close()
-            raise ConnectionRefusedError("nobody listens") from None
+            raise ConnectionRefusedError("the node does not listen") from None
         sock.setblocking(False)
         self.clients.append(sock)
         return trio.SocketStream(cast("Any", trio.socket.from_stdlib_socket(sock)))
@@ -484,7 +496,7 @@ class FencedStore:
             raise PowerLost(f"no power: {name} was not written")
         value = await verb(*args, **named)
         if self._is_off():
-            raise PowerLost(f"no power: the answer of {name} was not heard")
+            raise PowerLost(f"no power: the answer of {name} was lost")
         return value
 
 
@@ -498,6 +510,16 @@ class _NodeStore(FencedStore):
 
     async def _call(self, name: str, verb: Callable[..., Any], *args: Any, **named: Any) -> Any:
         node = self._life.node
+        if not (self._life.dead or node.crash_points or node.cut):
+            try:
+                value = await verb(*args, **named)
+            except Exception as error:
+                self._trace.note("verb", f"{name}: {type(error).__name__}")
+                raise
+            self._trace.note("verb", name)
+            if self._life.dead:
+                raise PowerLost(f"no power: the answer of {name} was lost")
+            return value
         point = None if self._life.dead else next((one for one in node.crash_points if one.verb == name), None)
         if point is not None:
             node.crash_points.remove(point)
@@ -520,13 +542,13 @@ class _NodeStore(FencedStore):
         return await super()._call(name, traced)
 
     async def _reach(self, name: str, verb: Callable[[], Any]) -> Any:
-        """Call a verb. During a partition wait for its end, and after `STORE_PATIENCE` raise `CommitUncertain` or `StoreUnavailable`."""
+        """Call a verb. During a partition wait for its end, and after `STORE_SECONDS` raise `CommitUncertain` or `StoreUnavailable`."""
         node = self._life.node
         if not node.cut:
             return await verb()
         written = node.cut == "deaf" and name not in READ_VERBS
         value = await verb() if written else None
-        with trio.move_on_after(STORE_PATIENCE):
+        with trio.move_on_after(STORE_SECONDS):
             await node._healed.wait()
         if node.cut:
             kind = CommitUncertain if written else StoreUnavailable

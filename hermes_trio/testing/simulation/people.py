@@ -5,36 +5,56 @@ from __future__ import annotations
 import hashlib
 import hmac
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 import msgspec
 import trio
 
-from hermes_trio.testing.platforms.telegram import BotMessage
-
 from .client import Answer, NoAnswer, StreamedEvent, request, stream
 from .node import ADMIN_KEY
-from .program import Step
-from .script import options_of
+from .platform import FIRST_PERSON, GROUP_CHAT, ShownMessage
+from .program import PEOPLE, Step
+from .script import marks, options_of
 
 if TYPE_CHECKING:
+    from .chores import Chores
     from .world import World
 
-__all__ = ["ChatSeen", "People", "RunSeen", "WebhookSeen"]
+__all__ = ["ChatSeen", "PageSeen", "People", "Promise", "RunSeen", "SaidOnPage", "WebhookSeen"]
 
 WEBHOOK_SECRET: Final = "simulated-webhook-secret-0123456789"
-FIRST_PERSON: Final = 500
-"""The Telegram id of the first user; the others follow."""
-
-PATIENCE: Final = 40
+ATTEMPTS: Final = 40
 """The number of attempts for a request that gets no response, one every five seconds."""
 
-FLOOD_SECONDS: Final = 2.0
-"""The interval of a flooding client."""
+CONVERSATION: Final = "/v1/web/conversations/home"
+"""The conversation in the web chat; every tenant has one with this name."""
 
-_OURS: Final = frozenset({"stop", "leave", "reconnect", "approve", "poll", "stream", "repeat", "session", "inside"})
+PAGE_SECONDS: Final = 150.0
+"""Seconds until a page of the web chat is closed."""
+
+FLOOD_SECONDS: Final = 2.0
+"""Seconds between two requests of a flooding client, and the time limit of each."""
+
+_OURS: Final = frozenset(
+    {
+        "stop",
+        "leave",
+        "reconnect",
+        "approve",
+        "poll",
+        "stream",
+        "repeat",
+        "session",
+        "inside",
+        "group",
+        "aside",
+        "half",
+        "torn",
+        "old",
+    }
+)
 
 
 @attrs.define
@@ -74,12 +94,42 @@ class ChatSeen:
 
 
 @attrs.define
+class SaidOnPage:
+    """A message that a person wrote in the web chat: the status of each attempt to send it, in order."""
+
+    number: int
+    tenant: int
+    text: str
+    answers: list[int] = attrs.Factory(list[int])
+
+
+@attrs.define
+class PageSeen:
+    """A page of the web chat: the events that it received, and the messages of its conversation after the world has settled."""
+
+    tenant: int
+    events: list[StreamedEvent] = attrs.Factory(list[StreamedEvent])
+    resyncs: int = 0
+    history: Any = None
+
+
+@attrs.define
 class WebhookSeen:
     """A delivery as its sender saw it: the status of each attempt, in order."""
 
     number: int
     text: str
     answers: list[int] = attrs.Factory(list[int])
+
+
+@attrs.frozen
+class Promise:
+    """What was acknowledged to a client or operator: a query that counts rows, and the count that it must return at the end."""
+
+    text: str
+    sql: str
+    values: tuple[Any, ...]
+    count: int
 
 
 class People:
@@ -90,8 +140,9 @@ class People:
         self._nursery = nursery
         self._seed = world.program.seed
         self.said: list[tuple[int, str]] = []
+        self._askers: dict[str, int] = {}
 
-    def _dice(self, *about: object) -> random.Random:
+    def _random(self, *about: object) -> random.Random:
         return random.Random(f"{self._seed} {about}")
 
     def arrange(self) -> None:
@@ -104,25 +155,38 @@ class People:
         text = f"m{step.number} " + " ".join(word for word in step.words.split() if word.partition("=")[0] not in _OURS)
         match step.kind:
             case "write":
-                self._say(step.who, text)
+                options = options_of(step.words)
+                self._askers[f"m{step.number}"] = step.who
+                if "aside" not in options:
+                    self.said.append((step.who, text))
+                self._world.chat.say(step.who, text, group="group" in options, mention="aside" not in options)
             case "command":
-                self._say(step.who, step.words)
+                name = step.words.split()[0]
+                self.said.append((step.who, name))
+                self._world.chat.command(
+                    step.who, name, group="group" in options_of(step.words), typed=bool(step.number % 2)
+                )
             case "press":
                 self._press_again(step)
             case "run":
                 self._nursery.start_soon(self._run, step, text)
             case "chat":
                 self._nursery.start_soon(self._chat, step, text)
+            case "web":
+                said = step.words if step.words.startswith("/") else text
+                self._nursery.start_soon(self._web, step, said)
             case "webhook":
                 self._nursery.start_soon(self._webhook, step, text)
-            case "desk":
-                desk = self._world.nodes[0].desk
-                if desk is not None:
-                    desk.act(step.who, step.number, text, in_process="inside" in options_of(step.words))
+            case "embedding":
+                embedding = self._world.nodes[0].embedding
+                if embedding is not None:
+                    embedding.act(step.who, step.number, text, in_process="inside" in options_of(step.words))
             case "flood":
                 self._nursery.start_soon(self._flood, step)
+            case "chore":
+                self._nursery.start_soon(self._chores().do, step)
             case _:
-                raise ValueError(f"nobody knows what {step.kind!r} is")
+                raise ValueError(f"unknown kind of step {step.kind!r}")
 
     async def finish(self) -> None:
         """Read all runs and their events once more, after the world has settled; for every eighth seed also the health report."""
@@ -136,63 +200,74 @@ class People:
             foreign = await self._ask("GET", f"/v1/runs/{run.run_id}", world.keys[1 - run.tenant])
             run.foreign.append(0 if foreign is None else foreign.status)
             run.late = await self._read(run, key, None)
-        pending = {update.get("message", {}).get("text", "") for update in world.telegram._updates}
-        world.seen.confirmed = {text for _, text in self.said if text not in pending}
+        for page in world.seen.pages:
+            answer = await self._ask("GET", f"{CONVERSATION}/messages", world.keys[page.tenant])
+            page.history = None if answer is None else answer.json
+        world.seen.confirmed = world.chat.confirmed([text for _, text in self.said])
         world.seen.said = list(self.said)
-        if self._seed % 8:  # it loads modules and takes time that no other request needs
+        if self._seed % 8:  # the report imports modules and takes longer than any other request
             return
         health = await self._ask("GET", "/health/detailed", ADMIN_KEY)
         world.seen.health = None if health is None else health.json
 
-    # -- Telegram ------------------------------------------------------------------------------------------------------------------
-
-    def _say(self, person: int, text: str) -> None:
-        self.said.append((person, text))
-        self._world.telegram.say(text, user_id=self._user(person), first_name=f"Person{person}")
-
-    def _user(self, person: int) -> int:
-        return FIRST_PERSON + person
+    # -- the chat platform ---------------------------------------------------------------------------------------------------------
 
     async def _answer_questions(self) -> None:
         """Press a button of each request for approval: soon, late, twice, or never."""
-        telegram = self._world.telegram
-        answered: set[tuple[int, int]] = set()
+        chat = self._world.chat
+        answered: set[tuple[int, Any]] = set()
         shown = 0
         while True:
-            for message in list(telegram.messages)[shown:]:
+            for message in chat.messages(shown):
                 shown += 1
-                self._world.trace.note("chat", f"{message.chat_id}: {message.text!r}")
-                where = (message.chat_id, message.message_id)
+                self._world.trace.note("chat", f"{message.chat}: {message.text!r}")
+                where = (message.chat, message.id)
                 if message.buttons and where not in answered:
                     answered.add(where)
                     self._nursery.start_soon(self._press, message)
-            await telegram.messages._changes.wait()
+            await chat.next_message()
 
-    async def _press(self, message: BotMessage) -> None:
-        dice = self._dice("press", message.message_id)
-        how = dice.choice(("soon", "soon", "late", "twice", "never"))
+    async def _press(self, message: ShownMessage) -> None:
+        rng = self._random("press", message.id)
+        how = rng.choice(("soon", "soon", "late", "twice", "never"))
+        labels = [one for one in message.buttons if one in ("Allow once", "Deny")] or message.buttons
+        asker = self._asker(message)
+        if message.chat == GROUP_CHAT:
+            # All members of a group see the buttons. Only the asker may use them.
+            await trio.sleep(1.0)
+            self._press_as((asker + 1) % PEOPLE, message, "Allow once")
         if how == "never":
             return
         await trio.sleep({"soon": 3.0, "twice": 3.0, "late": 70.0}[how])
-        labels = [button["text"] for row in message.buttons for button in row]
         for _ in range(2 if how == "twice" else 1):
-            if message.buttons:
-                label = dice.choice([one for one in labels if one in ("Allow once", "Deny")] or labels)
-                self._world.trace.note("press", f"{message.chat_id}: {label}")
-                self._world.telegram.click(message, label, user_id=message.chat_id)
+            self._press_as(asker, message, rng.choice(labels))
+
+    def _press_as(self, person: int, message: ShownMessage, label: str) -> None:
+        if label not in message.buttons:
+            return
+        who = "" if person == message.chat - FIRST_PERSON else f" by {FIRST_PERSON + person}"
+        self._world.trace.note("press", f"{message.chat}: {label}{who}")
+        if label == "Allow once" and person == self._asker(message):
+            self._world.seen.allowed |= marks(message.text)
+        self._world.chat.press(message, label, person)
 
     def _press_again(self, step: Step) -> None:
-        asked = [message for message in self._world.telegram.messages if message.buttons]
+        asked = [message for message in self._world.chat.messages() if message.buttons]
         if asked:
-            button = asked[-1].buttons[0][-1]
-            self._world.telegram.click(asked[-1], button["text"], user_id=asked[-1].chat_id)
+            self._press_as(self._asker(asked[-1]), asked[-1], asked[-1].buttons[-1])
+
+    def _asker(self, message: ShownMessage) -> int:
+        """Return the person who caused a request for approval."""
+        if message.chat != GROUP_CHAT:
+            return message.chat - FIRST_PERSON
+        return next((self._askers[mark] for mark in sorted(marks(message.text)) if mark in self._askers), 0)
 
     # -- HTTP ----------------------------------------------------------------------------------------------------------------------
 
     async def _ask(self, method: str, path: str, key: str, **more: Any) -> Answer | None:
         """Send a request, and repeat it while there is no response or one that asks for a retry."""
         headers: Mapping[str, str] = {"Authorization": f"Bearer {key}", **more.pop("headers", {})}
-        for _ in range(PATIENCE):
+        for _ in range(ATTEMPTS):
             try:
                 answer = await request(self._world.balancer, method, path, headers=headers, **more)
             except NoAnswer:
@@ -202,6 +277,11 @@ class People:
             await trio.sleep(5)
         return None
 
+    def _chores(self) -> Chores:
+        from .chores import Chores  # it loads commands, which most worlds do not use
+
+        return Chores(self._world, self._ask, self._world.beside)
+
     async def _run(self, step: Step, text: str) -> None:
         world = self._world
         options = options_of(step.words)
@@ -210,9 +290,11 @@ class People:
         key = world.keys[step.who]
         headers = {"Authorization": f"Bearer {key}", "Idempotency-Key": f"k{step.number}"}
         body = {"input": text} | ({"session_id": f"shared{step.who}"} if "session" in options else {})
-        for _ in range(PATIENCE):
+        for _ in range(ATTEMPTS):
             try:
-                answer = await request(world.balancer, "POST", "/v1/runs", json=body, headers=headers)
+                # Only the first attempt: the client then repeats the request properly.
+                manner = "" if seen.answers else next((one for one in ("half", "torn") if one in options), "")
+                answer = await request(world.balancer, "POST", "/v1/runs", json=body, headers=headers, manner=manner)
             except NoAnswer:
                 seen.answers.append(0)
                 await trio.sleep(5)
@@ -230,14 +312,17 @@ class People:
             if "stop" in options:
                 nursery.start_soon(self._stop, seen, key, float(options["stop"]))
             if "approve" in options or "rm" in text:
-                nursery.start_soon(self._approve, seen, key)
+                choices = ("always",) if options.get("approve") == "always" else ("once", "deny")
+                nursery.start_soon(self._approve, seen, key, choices)
             if "poll" in options:
                 nursery.start_soon(self._poll, seen, key)
 
     async def _follow(self, seen: RunSeen, key: str, options: Mapping[str, str]) -> None:
-        """Follow the events of a run; disconnect, and reconnect with the last id."""
+        """Follow the events of a run until it settles, and reconnect with the last id; with `leave`, disconnect and stay away."""
         leaves = 1 if "leave" in options or "reconnect" in options else 0
-        for _ in range(PATIENCE):
+        for _ in range(ATTEMPTS):
+            if "old" in options:
+                del seen.live[1:]
             last = seen.live[-1].id if seen.live else None
             left = False
             try:
@@ -272,7 +357,7 @@ class People:
         return []
 
     async def _stop(self, seen: RunSeen, key: str, after: float) -> None:
-        """Stop a run, and stop it again."""
+        """Stop a run, and stop it again one second later; record the receipts."""
         for pause in (after, 1.0):
             await trio.sleep(pause)
             answer = await self._ask("POST", f"/v1/runs/{seen.run_id}/stop?wait=true", key)
@@ -280,11 +365,11 @@ class People:
                 seen.stops.append((trio.current_time(), answer.json.get("receipt")))
                 self._world.trace.note("stopped", f"m{seen.number}: {answer.json.get('receipt')}")
 
-    async def _approve(self, seen: RunSeen, key: str) -> None:
-        dice = self._dice("approve", seen.number)
-        await trio.sleep(dice.choice((2.0, 10.0, 65.0)))
-        for _ in range(dice.choice((1, 2))):
-            choice = dice.choice(("once", "deny"))
+    async def _approve(self, seen: RunSeen, key: str, choices: Sequence[str]) -> None:
+        rng = self._random("approve", seen.number)
+        await trio.sleep(rng.choice((2.0, 10.0, 65.0)))
+        for _ in range(rng.choice((1, 2))):
+            choice = rng.choice(choices)
             answer = await self._ask("POST", f"/v1/runs/{seen.run_id}/approval", key, json={"choice": choice})
             seen.approved.append(0 if answer is None else answer.status)
 
@@ -326,8 +411,59 @@ class People:
         if answer.status == 200:
             seen.answer = answer.json["choices"][0]["message"]["content"]
 
+    async def _web(self, step: Step, text: str) -> None:
+        """Send a message in the web chat, with a new page open, and repeat the request until it is accepted; sometimes once more, as if a response was lost."""
+        world = self._world
+        seen = SaidOnPage(step.number, step.who, text)
+        world.seen.web.append(seen)
+        page = PageSeen(step.who)
+        world.seen.pages.append(page)
+        self._nursery.start_soon(self._look_at, page)
+        headers = {"Authorization": f"Bearer {world.keys[step.who]}"}
+        body = {"text": text, "id": f"said{step.number}"}
+        wanted = self._random("web", step.number).choice((1, 1, 2))
+        for _ in range(ATTEMPTS):
+            try:
+                answer = await request(
+                    world.balancer, "POST", f"{CONVERSATION}/messages", json=body, headers=headers, seconds=15
+                )
+            except NoAnswer:
+                seen.answers.append(0)
+            else:
+                seen.answers.append(answer.status)
+                wanted -= answer.status == 202
+            if wanted <= 0:
+                break
+            await trio.sleep(5)
+        world.trace.note("web", f"m{step.number}: {seen.answers}")
+
+    async def _look_at(self, page: PageSeen) -> None:
+        """Follow the events of a page for `PAGE_SECONDS`, with reconnects, and answer some of its requests for approval."""
+        key = self._world.keys[page.tenant]
+        with trio.move_on_after(PAGE_SECONDS):
+            while True:
+                last = page.events[-1].id if page.events else None
+                try:
+                    async with stream(
+                        self._world.balancer, "GET", "/v1/web/events", headers=_events(key, last)
+                    ) as events:
+                        async for event in events:
+                            page.events.append(event)
+                            page.resyncs += event.data.get("event") == "resync"
+                            if event.data.get("event") == "approval.request":
+                                self._nursery.start_soon(self._decide, key, str(event.data.get("approval_id")))
+                except NoAnswer:
+                    pass
+                await trio.sleep(5)
+
+    async def _decide(self, key: str, approval: str) -> None:
+        rng = self._random("web approve", approval)
+        await trio.sleep(rng.choice((2.0, 10.0, 65.0)))
+        body = {"choice": rng.choice(("once", "deny"))}
+        await self._ask("POST", f"{CONVERSATION}/approvals/{approval}", key, json=body)
+
     async def _flood(self, step: Step) -> None:
-        """Send more requests than a key may, and count those that are let through."""
+        """Send more requests than a key is allowed, and count those that succeed."""
         seen = self._world.seen
         headers = {"Authorization": f"Bearer {self._world.keys[step.who]}"}
         until = trio.current_time() + float(options_of(step.words)["seconds"])
@@ -355,7 +491,7 @@ class People:
             "X-Hub-Signature-256": f"sha256={signature}",
         }
         wanted = 1 + int(options_of(step.words).get("repeat", "0"))
-        for _ in range(PATIENCE):
+        for _ in range(ATTEMPTS):
             try:
                 answer = await request(
                     self._world.balancer, "POST", "/webhooks/hook", body=body, headers=headers, seconds=10

@@ -2,7 +2,7 @@
 
 The real `Warden` and `KeptProcess` use it with real pipes and links; only the processes behind the warden's control socket are simulated.
 A command is `simulated WORD=VALUE …`: `seconds` until it exits, `code`, what it `says` (once at the start and once at the end), `deaf` to SIGTERM,
-`chatty` for output without end, `fails` to start. Anything else exits at once with 0, as `true` does.
+`chatty` for output without end, `fails` to start. `simulated-mcp` is an MCP server. Anything else exits at once with 0, as `true` does.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ import trio
 
 from hermes_trio.tools.warden.daemon.wire import FRAME, Kind, Means, Plan, Stage
 from hermes_trio.tools.warden.process import KeptProcess
+
+from .mcp_server import MCP_COMMAND, SimulatedMcpServer
 
 __all__ = ["SimulatedKernel", "SimulatedProcess"]
 
@@ -47,6 +49,10 @@ class SimulatedKernel:
 
     def __init__(self, nursery: trio.Nursery, told: Callable[[str, str], None], context: Context | None = None) -> None:
         self.processes: list[SimulatedProcess] = []
+        self.servers: list[SimulatedProcess] = []
+        """The MCP servers, which run as long as the gateway."""
+        self.mcp_faults: list[str] = []
+        """The faults of the next calls of MCP servers."""
         self.most = 0
         self._nursery = nursery
         self._context = copy_context() if context is None else context
@@ -68,7 +74,7 @@ class SimulatedKernel:
     def power_off(self) -> None:
         """End every process at this instant, without a report to its owner."""
         self._dead = True
-        for process in self.processes:
+        for process in (*self.processes, *self.servers):
             process.alive = False
         for scope in self._scopes:
             scope.cancel()
@@ -85,6 +91,8 @@ class SimulatedKernel:
         try:
             with trio.CancelScope() as scope:
                 self._scopes.append(scope)
+                if self._dead:
+                    return
                 await self._job(kept, link, descriptors[1:])
                 custody.close(kept)
         except (trio.BrokenResourceError, trio.ClosedResourceError, OSError):
@@ -99,30 +107,33 @@ class SimulatedKernel:
         process = SimulatedProcess(FIRST_PID + self._begun, text)
         self._begun += 1
         await link.send_all(FRAME.pack(Kind.HELLO, process.pid + 50_000, 0))
+        if self._dead:
+            return  # the power failed in this instant, before the command was started
         if "fails" in process.words:
             process.alive = False
             await link.send_all(FRAME.pack(Kind.FAILED, Stage.EXEC, errno.ENOENT))
             await link.send_all(FRAME.pack(Kind.EMPTY, Means.NONE, 0))
             return
-        self.processes.append(process)
+        what = "server" if text == MCP_COMMAND else "process"
+        (self.servers if text == MCP_COMMAND else self.processes).append(process)
         self.most = max(self.most, len(self.alive))
-        self._told("process starts", f"{process.pid} {text}")
+        self._told(f"{what} starts", f"{process.pid} {text}")
         await link.send_all(FRAME.pack(Kind.STARTED, process.pid, 0))
         # Standard output is the last descriptor before what is inherited: with standard input there are two.
         output = descriptors[1] if kept.spec.stdin.value == "pipe" else descriptors[0]
         means = Means.NONE
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._listen, link, process)
-            code, signal = await self._live(process, output)
+            code, signal = await self._live(process, descriptors[0], output)
             process.alive = False
             process.ended_at = trio.current_time()
             means = Means.SIGKILL if signal == 9 else Means.SIGTERM if signal else Means.NONE
-            self._told("process ends", f"{process.pid} {process.words.get('says', '')} code {code} signal {signal}")
+            self._told(f"{what} ends", f"{process.pid} {process.words.get('says', '')} code {code} signal {signal}")
             await link.send_all(FRAME.pack(Kind.EXITED, code, signal))
             nursery.cancel_scope.cancel()
         await link.send_all(FRAME.pack(Kind.EMPTY, means, 0))
 
-    async def _live(self, process: SimulatedProcess, output: int) -> tuple[int, int]:
+    async def _live(self, process: SimulatedProcess, stdin: int, output: int) -> tuple[int, int]:
         words = process.words
         seconds = float(words.get("seconds", "0"))
         said = words.get("says", "")
@@ -140,6 +151,8 @@ class SimulatedKernel:
             if "deaf" not in words:
                 nursery.start_soon(over, process.term, 15, 0.01)
             nursery.start_soon(over, process.kill, 9, 0.0)
+            if process.text == MCP_COMMAND:
+                await SimulatedMcpServer(stdin, output, self.mcp_faults, self._told).run()
             began = trio.current_time()
             while trio.current_time() - began < seconds:
                 if "chatty" in words:
@@ -204,7 +217,7 @@ class SimulatedCustody:
         if process is not None:
             process.clear()
 
-    def condemn(self) -> None:
+    def fail(self) -> None:
         """Kill the warden."""
         for process in self._kept.values():
             process.clear()
@@ -213,7 +226,7 @@ class SimulatedCustody:
 
     async def dismiss(self, limit: float) -> None:
         """End the warden and wait for its end."""
-        self.condemn()
+        self.fail()
         await self.over.wait()
 
     async def attend(self) -> None:

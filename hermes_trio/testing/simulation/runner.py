@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import multiprocessing
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,7 +16,7 @@ from typing import Any, cast
 import attrs
 
 from .coverage import Coverage
-from .judge import INVARIANTS, Invariant, judge
+from .invariants import INVARIANTS, Invariant, check_invariants
 from .program import FAULT_KINDS, Program, make_program, shrink
 from .trace import Trace
 from .world import World, WorldSettings
@@ -23,12 +24,15 @@ from .world import World, WorldSettings
 __all__ = ["SeedResult", "SimulationReport", "run_program", "run_seed", "run_seeds", "shrink_failure"]
 
 SHRINK_ATTEMPTS = 60
+SETTLING_WORLDS = 3
+"""The number of worlds of a process after which few objects that stay are made, except those of modules that are loaded later."""
 CHUNK = 10
 """The number of seeds that a worker process gets at a time."""
 
 
 class _Heap:
-    settled = False
+    worlds = 0
+    modules = 0
 
 
 _heap = _Heap()
@@ -53,7 +57,7 @@ class SeedResult:
     def story(self, last: int = 40) -> str:
         """Return the program, the last entries of the trace and the violations, as text for a person."""
         lines = [
-            f"seed {self.program.seed}, {self.program.nodes} nodes, {len(self.program.steps)} steps:",
+            f"seed {self.program.seed}, {self.program.nodes} nodes, {self.program.platform}, {len(self.program.steps)} steps:",
             *map(str, self.program.steps),
             "",
         ]
@@ -88,17 +92,19 @@ def run_program(
     program: Program, settings: WorldSettings | None = None, invariants: Mapping[str, Invariant] = INVARIANTS
 ) -> SeedResult:
     """Execute a program in a new world and check the invariants. An exception of the world itself is reported as a violation."""
-    if not _heap.settled:
-        # Modules stay loaded: with them frozen, a collection after a world only traverses the objects of that world.
+    if _heap.worlds < SETTLING_WORLDS or _heap.modules != len(sys.modules):
+        # Modules stay loaded, and some worlds load more, as the first one with an MCP server does: with them frozen, a collection after a world only
+        # traverses the objects of that world.
         gc.collect()
         gc.freeze()
-        _heap.settled = True
+    _heap.worlds += 1
+    _heap.modules = len(sys.modules)
     world = World(program, settings)
     violations: list[str] = []
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)  # no invariant reads the log, and formatting it would double the cost
     try:
-        world.run(after=lambda world: _note(violations, judge(world, invariants)))
+        world.run(after=lambda world: _note(violations, check_invariants(world, invariants)))
     except Exception as error:
         violations.append(f"the world broke: {describe(error)}")
     finally:
@@ -120,10 +126,11 @@ def run_seed(
     minutes: float = 3.0,
     faults: Sequence[str] = FAULT_KINDS,
     nodes: int | None = None,
+    platform: str | None = None,
     settings: WorldSettings | None = None,
 ) -> SeedResult:
-    """Make the program of a seed and execute it. The seed decides the number of nodes, unless `nodes` is given."""
-    return run_program(make_program(seed, minutes=minutes, faults=faults, nodes=nodes), settings)
+    """Make the program of a seed and execute it. The seed decides the number of nodes and the platform, unless they are given."""
+    return run_program(make_program(seed, minutes=minutes, faults=faults, nodes=nodes, platform=platform), settings)
 
 
 def shrink_failure(result: SeedResult) -> SeedResult:
@@ -138,16 +145,26 @@ def shrink_failure(result: SeedResult) -> SeedResult:
     return again if again.violations else result
 
 
-def _run_some(seeds: Sequence[int], minutes: float, faults: Sequence[str], nodes: int | None) -> SimulationReport:
+def _run_some(
+    seeds: Sequence[int], minutes: float, faults: Sequence[str], nodes: int | None, platform: str | None
+) -> SimulationReport:
     began = time.process_time()
     report = SimulationReport(seeds=len(seeds))
-    for seed in seeds:
-        result = run_seed(seed, minutes=minutes, faults=faults, nodes=nodes)
-        report.simulated += result.seconds
-        report.coverage.add(result.coverage)
-        if result.violations:
-            report.failures[seed] = result.violations
-        gc.collect()
+    was_enabled = gc.isenabled()
+    # Otherwise the end of each world would begin a collection of everything that is still referenced.
+    gc.disable()
+    try:
+        for seed in seeds:
+            result = run_seed(seed, minutes=minutes, faults=faults, nodes=nodes, platform=platform)
+            report.simulated += result.seconds
+            report.coverage.add(result.coverage)
+            if result.violations:
+                report.failures[seed] = result.violations
+            del result
+            gc.collect()
+    finally:
+        if was_enabled:
+            gc.enable()
     report.cpu = time.process_time() - began
     return report
 
@@ -158,13 +175,14 @@ def run_seeds(
     minutes: float = 3.0,
     faults: Sequence[str] = FAULT_KINDS,
     nodes: int | None = None,
+    platform: str | None = None,
     workers: int = 1,
     progress: Callable[[SimulationReport], None] | None = None,
 ) -> SimulationReport:
     """Run many seeds in `workers` processes, and return the sums. `progress` is called after each part with the sums so far."""
     wanted = list(seeds)
     parts = [wanted[at : at + CHUNK] for at in range(0, len(wanted), CHUNK)]
-    work = partial(_run_some, minutes=minutes, faults=tuple(faults), nodes=nodes)
+    work = partial(_run_some, minutes=minutes, faults=tuple(faults), nodes=nodes, platform=platform)
     total = SimulationReport()
     for part in _results(work, parts, workers):
         total.add(part)

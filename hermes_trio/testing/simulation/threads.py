@@ -36,11 +36,11 @@ async def ponder(turn: Turn, seconds: float, says: str) -> str:
 
 
 def _nothing() -> None:
-    """The function that the thread calls."""
+    """Do nothing: the function that the thread calls."""
 
 
 def simulated_entry_points(*, group: str) -> list[EntryPoint]:
-    """Return the one plugin that is installed in a world. Replaces `importlib.metadata.entry_points`."""
+    """Return the one plugin that is installed in a world. Replaces `hermes_trio.plugins.entry_points`."""
     return [EntryPoint(PLUGIN, f"{__name__}:{ponder.spec.name}", group)] if group == TOOLS else []
 
 

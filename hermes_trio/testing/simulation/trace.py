@@ -1,17 +1,15 @@
-"""The trace: the events of a world, in order. The judge and `story` read it, and two runs of one seed are compared by it."""
+"""The trace: the events of a world, in order. The invariants and `story` read it, and two runs of one seed are compared by it."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
-
-import attrs
+from typing import NamedTuple
 
 __all__ = ["Moment", "Trace"]
 
 
-@attrs.frozen
-class Moment:
+class Moment(NamedTuple):
     """One entry of a trace: seconds since the start of the world, a kind, and a text."""
 
     at: float

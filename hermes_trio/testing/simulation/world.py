@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import functools
 import tempfile
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,44 +23,43 @@ from hermes_trio.adapters.cron.jobs import new_job
 from hermes_trio.config import Config, PluginSettings
 from hermes_trio.http.settings import Limits, ServerSettings
 from hermes_trio.runtime.ports import Agent
-from hermes_trio.store import Runner, SqliteStore, open_store
+from hermes_trio.store import Runner, SqliteStore, Store, open_store
 from hermes_trio.store.errors import StoreBusy
 from hermes_trio.testing.clock import virtual_clock
 from hermes_trio.testing.faults import InjectedFault, StoreFaults
 from hermes_trio.testing.model_server import ModelServer, ScriptedAnswer, ScriptedRefusal
 from hermes_trio.testing.model_server.script import Fault as ModelFault
 from hermes_trio.testing.model_server.script import ScriptedCall
-from hermes_trio.testing.platforms.faults import Delay, Drop, Fault, RateLimited, ServerError
-from hermes_trio.testing.platforms.server import FakeReply, FakeRequest, LoopbackServer
-from hermes_trio.testing.platforms.telegram import FakeTelegram
 
 from . import script
 from .boundary import EPOCH, Boundary
 from .cluster import Balancer, SignalNetwork
 from .coverage import STATES_SQL, Coverage
-from .desk import DeskSeen
-from .judge import BURST, CRON_CHAT, LIMITED_RUNS, REQUESTS_PER_MINUTE, WEBHOOK_CHAT, held_rows
+from .discord import SimulatedDiscord
+from .disk import SimulatedDisk
+from .embedding_program import EmbeddingSeen
+from .invariants import BURST, LIMITED_RUNS, REQUESTS_PER_MINUTE, held_rows
+from .mcp_server import MCP_COMMAND
 from .node import ADMIN_KEY, CrashPoint, SimulatedNode, caller_of, current_node, is_paused
-from .people import FIRST_PERSON, WEBHOOK_SECRET, ChatSeen, People, RunSeen, WebhookSeen
-from .program import PEOPLE, TENANTS, Program, Step
+from .people import WEBHOOK_SECRET, ChatSeen, PageSeen, People, Promise, RunSeen, SaidOnPage, WebhookSeen
+from .platform import WEBHOOK_CHAT, SimulatedPlatform
+from .program import PLATFORMS, TENANTS, Program, Step
+from .slack import SimulatedSlack
+from .telegram import SimulatedTelegram
 from .threads import PLUGIN, thread_work
 from .trace import Trace
 
 __all__ = ["Seen", "World", "WorldSettings"]
 
 DRAIN_SECONDS: Final = 60.0
-"""Seconds within which a draining node must have ended: its drain time, the grace of its server, and a reserve."""
+"""Seconds within which a draining node must have ended: its drain time (20), the grace of its server (5), the flush of its replies (5), `finish_seconds` for
+the waits of the drain and again for the last attempts of the close (20), and a reserve for processes that ignore SIGTERM."""
 
 HOT_REFUSALS: Final = 50
 """The number of refused calls in one instant of virtual time that counts as a retry loop without a pause."""
 
-BLOCKED_SECONDS: Final = 40.0
-
 STORE_MEMORY: Final = 120.0
 """Seconds after a fault of the store in which a process may end with unwritten job ends."""
-
-TELEGRAM_TOKEN: Final = "123456:simulated-token"
-
 
 CRON_MARK: Final = "m9001"
 
@@ -87,29 +88,40 @@ class CallSeen:
 
     life: str
     asked: str
+    child: bool
     at: float
     ended_at: float | None = None
 
 
 @attrs.define
 class Seen:
-    """The messages and responses that users and clients received, for the judge."""
+    """The messages and responses that users and clients received, for the invariants."""
 
     runs: list[RunSeen] = attrs.Factory(list[RunSeen])
     chats: list[ChatSeen] = attrs.Factory(list[ChatSeen])
+    web: list[SaidOnPage] = attrs.Factory(list[SaidOnPage])
+    pages: list[PageSeen] = attrs.Factory(list[PageSeen])
     webhooks: list[WebhookSeen] = attrs.Factory(list[WebhookSeen])
     confirmed: set[str] = attrs.Factory(set[str])
     """The texts of chat messages that the gateway has confirmed to the platform."""
     said: list[tuple[int, str]] = attrs.Factory(list[tuple[int, str]])
-    desk: DeskSeen = attrs.Factory(DeskSeen)
+    allowed: set[str] = attrs.Factory(set[str])
+    """The marks of requests for approval that their askers have allowed."""
+    embedding: EmbeddingSeen = attrs.Factory(EmbeddingSeen)
     health: Any = None
     calls: list[CallSeen] = attrs.Factory(list[CallSeen])
+    promises: list[Promise] = attrs.Factory(list[Promise])
+    """What chores were told."""
+    crossings: list[str] = attrs.Factory(list[str])
+    """What chores got of another tenant, or with a revoked key."""
     let_through: int = 0
     """The number of requests of a flooding client that the rate limit let through."""
     flood_seconds: float = 0.0
     """The duration of the flood."""
     most_calls: int = 0
-    """The highest number of concurrent model calls of one node."""
+    """The highest number of concurrent model calls of one node, without those of children."""
+    most_children: int = 0
+    """The highest number of concurrent model calls of the children of one message on one node."""
 
 
 class World:
@@ -130,7 +142,11 @@ class World:
         self.seen = Seen()
         self.coverage = Coverage()
         self.store: SqliteStore
-        self.telegram = FakeTelegram(TELEGRAM_TOKEN, "simulated_bot", 1.0)
+        self.disk: SimulatedDisk
+        self.beside: Store
+        """The store as commands beside the servers use it, with the same faults."""
+        self.chat: SimulatedPlatform[Any]
+        """The chat platform of the people, by the program's `platform`."""
         self.model = ModelServer(otherwise=self._model_answer)
         self.keys: list[str] = []
         self.calm = False
@@ -148,20 +164,22 @@ class World:
         self._refused = (0.0, 0)
         self.left_behind: list[str] = []
         """Jobs without an end of processes that ended by themselves while the store worked."""
-        self.undead: list[str] = []
+        self.zombies: list[str] = []
         """Processes and lives of nodes that were still running at the end."""
         self.failure: BaseException | None = None
         self._hosts: dict[str, Callable[[trio.SocketStream], Awaitable[None]]] = {}
         self._model_faults: list[tuple[str, int]] = []
-        self._reader = ""
-        """The life of the node that polls the updates of the bot."""
         self._nursery: trio.Nursery
         self._people: dict[str, Callable[[Step], Awaitable[None]]] = {}
 
     # -- running ------------------------------------------------------------------------------------------------------------------
 
     def run(self, after: Callable[[World], Awaitable[None]] | None = None) -> None:
-        """Execute the program to its end. `after` is called before the store closes, so that the judge can read rows."""
+        """Execute the program to its end. `after` is called before the store closes, so that the invariants can read rows."""
+        if self.program.mcp:
+            # Outside of the boundary: what an import draws and schedules would differ between the first world of a process and later ones.
+            for module in ("mcp", "mcp.client.streamable_http", "mcp_types", "jsonschema"):
+                import_module(module)
         with self.boundary:
             trio.run(self._live, after, clock=self.clock)
         self.coverage.calls.update(self.faults.calls)
@@ -170,7 +188,11 @@ class World:
 
     async def _live(self, after: Callable[[World], Awaitable[None]] | None) -> None:
         opening = open_store(None, runner=Runner.INLINE, clock=self.boundary.store_wall, maintenance=False)
-        async with opening as self.store, trio.open_nursery() as self._nursery:
+        async with (
+            opening as self.store,
+            self.faults.around(self._open_beside()) as self.beside,
+            trio.open_nursery() as self._nursery,
+        ):
             await self._prepare()
             try:
                 await self._play()
@@ -179,17 +201,26 @@ class World:
             finally:
                 self._nursery.cancel_scope.cancel()
 
+    @asynccontextmanager
+    async def _open_beside(self) -> AsyncGenerator[Any]:
+        """Open the store once more, as commands beside the servers do."""
+        handle = SqliteStore(self.store.database)
+        handle.secret = self.store.secret
+        yield handle
+
     async def _prepare(self) -> None:
-        """Make the platforms, the keys and the nodes."""
-        for person in range(PEOPLE):
-            self.telegram.add_private_chat(FIRST_PERSON + person, f"Person{person}")
-        self.telegram.add_private_chat(WEBHOOK_CHAT, "Hooks")
-        self.telegram.add_private_chat(CRON_CHAT, "Clock")
-        server = LoopbackServer(80, self._telegram, None)
-        self.telegram.attach(server)
-        self._hosts = {"telegram.localhost": server.serve, "model.localhost": self.model._serve}
+        """Make the platform, the keys and the nodes."""
+        writer: Any = self.store._writer
+        self.disk = SimulatedDisk(writer._db, self._disk_failed)
+        if any(step.kind == "disk" for step in self.program.steps):
+            # Write as for a file: a database in memory has a shorter way.
+            writer._at_once = False
+        self.chat = _PLATFORMS[self.program.platform](self.trace.note, self._nursery)
+        self._hosts = {**self.chat.open(), "model.localhost": self.model._serve}
         for tenant in range(TENANTS):
-            _, secret = await self.store.create_api_key(f"tenant{tenant}", scopes=("chat", "runs"), tenant=f"t{tenant}")
+            _, secret = await self.store.create_api_key(
+                f"tenant{tenant}", scopes=("chat", "runs", "sessions"), tenant=f"t{tenant}"
+            )
             self.keys.append(secret)
         if self.settings.cron:
             await self._schedule("c10c10c10c10", CRON_MARK, schedule=self.settings.cron)
@@ -211,13 +242,13 @@ class World:
             node.on_pause = self._hold_paused
             node.on_crash = partial(self._crashed, node)
             node.on_end = partial(self._ended, node)
-            node.desk_seen = self.seen.desk
+            node.embedding_seen = self.seen.embedding
             self.nodes.append(node)
             node.start()
 
     async def _schedule(self, id: str, mark: str, **fields: Any) -> None:
-        given = {"name": f"clockwork {mark}", "prompt": f"{mark} say", "deliver": "telegram", **fields}
-        now, platforms = self.boundary.wall(), ("telegram",)
+        given = {"name": f"clockwork {mark}", "prompt": f"{mark} say", "deliver": self.chat.name, **fields}
+        now, platforms = self.boundary.wall(), (self.chat.name,)
         job = new_job(given, id=id, tenant="", now=now, timezone="Europe/Berlin", platforms=platforms)
         await self.store.put_cron_job(job)
 
@@ -228,7 +259,8 @@ class World:
         return {"requests_per_minute": REQUESTS_PER_MINUTE, "burst": BURST}
 
     def _config(self) -> Config:
-        settings = self.settings
+        settings, chat = self.settings, self.chat
+        tables: dict[str, Any] = {chat.name: chat.settings()}
         return Config(
             server=ServerSettings(host="127.0.0.1", key=ADMIN_KEY, drain_seconds=20.0, graceful_seconds=5.0),
             limits=Limits(concurrent_turns=self.turns, **self._rate()),
@@ -248,28 +280,29 @@ class World:
                 "confinement": {"profile": "off", "tenants": {"*": "off"}},
             },
             approvals={"timeout": 60.0},
-            telegram={
-                "token": TELEGRAM_TOKEN,
-                "base_url": "http://telegram.localhost",
-                "allow_all": True,
-                "typing": False,
-                "home": {"chat_id": str(CRON_CHAT)},
-            },
             webhook={
                 "secret": WEBHOOK_SECRET,
                 "routes": {
                     "hook": {
                         "prompt": "{text}",
-                        "deliver": "telegram",
-                        "deliver_extra": {"chat_id": str(WEBHOOK_CHAT)},
+                        "deliver": chat.name,
+                        "deliver_extra": {"chat_id": chat.address(WEBHOOK_CHAT)},
                         "linger": 300.0,
-                    }
+                    },
+                    "direct": {
+                        "prompt": "{text}",
+                        "deliver": chat.name,
+                        "deliver_extra": {"chat_id": chat.address(WEBHOOK_CHAT)},
+                        "deliver_only": True,
+                    },
                 },
             },
+            mcp={"servers": {"sim": {"command": MCP_COMMAND, "profile": "off"}}} if self.program.mcp else {},
             cron={"timezone": "Europe/Berlin", "linger": 300.0},
             home=Path(_home()) / "state",
             plugins=PluginSettings(tools=[PLUGIN]),
             environment={"HOME": _home(), "PATH": "/usr/bin:/bin"},
+            **tables,
         )
 
     async def _play(self) -> None:
@@ -289,7 +322,7 @@ class World:
         self._heal()
         await trio.sleep(self.settings.calm_seconds)
         self.held = held_rows(self)
-        self.undead = [text for node in self.nodes for text in node.undead()]
+        self.zombies = [text for node in self.nodes for text in node.zombies()]
         await people.finish()
         for node in self.nodes:
             if node.alive:
@@ -299,6 +332,7 @@ class World:
             else:
                 self.late.append(f"{node.name} does not run at the end of the calm")
         await trio.sleep(60)
+        self.zombies += [text for node in self.nodes for text in node.left_servers()]
         self.trace.note("over", "")
 
     async def _operate(self, step: Step) -> None:
@@ -312,11 +346,14 @@ class World:
         if not node.alive or node.draining:
             return
         began = trio.current_time()
-        ended, faulty = node.ended, node.paused or bool(node.cut)
+        ended, faulty, before = node.ended, node.paused or bool(node.cut), len(self.trace)
         node.drain()
         await ended.wait()
-        # A draining node waits for a slow write.
+        # A draining node waits for a slow write, and does nothing while it is paused or cut off.
         slow = any(one.kind == "injected" and one.text.endswith(" slow") for one in self.trace)
+        faulty = faulty or any(
+            one.kind == "fault" and one.text.startswith(("pause", "partition")) for one in list(self.trace)[before:]
+        )
         if trio.current_time() - began > DRAIN_SECONDS and not faulty and not node.paused and not slow:
             self.late.append(f"{node.name} took {trio.current_time() - began:.0f} s to end after it was asked to drain")
         await trio.sleep(down)
@@ -336,11 +373,13 @@ class World:
         self.trace.note("calm", "faults end")
         self.calm = True
         self.faults.heal()
-        self.telegram.reception.faults.clear()
+        self.disk.heal()
+        self.chat.heal()
         self._model_faults.clear()
         for node in self.nodes:
             node.crash_points.clear()
             node.wake_faults.clear()
+            node.mcp_faults.clear()
             node.partition("")
             node.resume()
             node.calm = True
@@ -356,12 +395,13 @@ class World:
     # -- faults -------------------------------------------------------------------------------------------------------------------
 
     def _fail(self, step: Step) -> None:
+        script.check_fault(step.kind, step.words)
         words = step.words.split()
         options = script.options_of(step.words)
         self.trace.note("fault", f"{step.kind} {step.words}")
-        if step.kind not in ("store", "crash"):
-            how = "step" if step.kind == "clock" else words[1] if step.kind == "telegram" else words[0]
-            self._cover(f"{step.kind} {how}")
+        if step.kind not in ("store", "crash", "disk"):
+            how = "step" if step.kind == "clock" else words[1] if step.kind in PLATFORMS else words[0]
+            self._cover(f"{'platform' if step.kind in PLATFORMS else step.kind} {how}")
         match step.kind:
             case "store":
                 self._store_fault(words[0], words[1], options)
@@ -371,17 +411,17 @@ class World:
                     self._node(step).crash(down)
                 else:
                     self._node(step).crash_points.append(CrashPoint(words[1], after=words[0] == "after", down=down))
-            case "telegram":
-                if words[1] == "repeat":
-                    self._repeat_update()
-                elif words[1] == "block":
-                    self._nursery.start_soon(self._block, FIRST_PERSON + step.number % PEOPLE)
-                else:
-                    self.telegram.fail(words[0], _PLATFORM_FAULTS[words[1]], times=int(options.get("times", 1)))
+            case kind if kind in PLATFORMS:
+                if kind == self.chat.name:
+                    self.chat.fail(words[0], words[1], int(options.get("times", 1)), step.number)
             case "model":
                 self._model_faults.append((words[0], int(options["after"])))
+            case "mcp":
+                self._node(step).mcp_faults.append(words[0])
             case "receiver":
                 self._node(step).break_receiver()
+            case "disk":
+                self.disk.fail(words[0], words[1], skip=int(options.get("skip", 0)), undone="undone" in options)
             case "clock":
                 self._step_clock(self._node(step), float(options["step"]))
             case "pause":
@@ -421,6 +461,11 @@ class World:
             self.faults.heal()
         self.coverage.verbs[fault.verb, fault.kind.value] += 1
         self._cover(f"store {fault.kind.value}")
+
+    def _disk_failed(self, point: str, error: str) -> None:
+        self.trace.note("injected", f"disk {error} at {point}")
+        self.coverage.disk[point, error] += 1
+        self._cover("disk")
 
     def _crashed(self, node: SimulatedNode, down: float) -> None:
         failed = [one.text for one in self.trace if one.kind == "power fails"]
@@ -463,26 +508,23 @@ class World:
             case _:
                 self.faults.fail(*verbs, times=times, skip=skip, chance=chance, after_commit=how == "after")
 
-    async def _block(self, chat: int) -> None:
-        """Block the bot in a chat for `BLOCKED_SECONDS`. Messages sent meanwhile are refused permanently."""
-        self.telegram.forbid(chat)
-        await trio.sleep(BLOCKED_SECONDS)
-        self.telegram._chats[chat].forbidden = None
-
-    def _repeat_update(self) -> None:
-        """Redeliver a confirmed update, as a new poll after a broken one may."""
-        known = self.telegram._updates
-        if known:
-            known.append(known[0])
-
     def _model_answer(self, call: ScriptedCall) -> ScriptedAnswer | ScriptedRefusal:
         reply = script.answer(call)
         messages: Any = call.body.get("messages") or [{}]
-        seen = CallSeen(caller_of.get(), script.asked_of(call), self.clock.current_time() - EPOCH)
+        child = script.is_child(call)
+        seen = CallSeen(caller_of.get(), script.asked_of(call), child, self.clock.current_time() - EPOCH)
         self.seen.calls.append(seen)
         self._nursery.start_soon(self._note_end, seen, call)
-        under_way = sum(one.life == seen.life and one.ended_at is None for one in self.seen.calls)
-        self.seen.most_calls = max(self.seen.most_calls, under_way)
+        beside = [
+            one for one in self.seen.calls if one.life == seen.life and one.ended_at is None and one.child is child
+        ]
+        if child:
+            about = script.marks(seen.asked)
+            self.seen.most_children = max(
+                self.seen.most_children, sum(script.marks(one.asked) == about for one in beside)
+            )
+        else:
+            self.seen.most_calls = max(self.seen.most_calls, len(beside))
         what = reply.text or reply.tool_calls[0].arguments
         self.trace.note("model", f"{caller_of.get()} {len(messages)} messages, {what}")
         if not self._model_faults:
@@ -494,20 +536,6 @@ class World:
         if how == "limit":
             return ScriptedRefusal(status=429, headers={"retry-after": "3"})
         return attrs.evolve(reply, fault=ModelFault[how.upper()], fault_after=after)
-
-    async def _telegram(self, asked: FakeRequest) -> FakeReply:
-        """Serve the platform, and note in the trace if two nodes poll one bot at the same time."""
-        caller = caller_of.get()
-        if not asked.path.endswith("/getUpdates"):
-            return await self.telegram.handle(asked)
-        if self._reader and self._reader != caller:
-            self.trace.note("second reader", f"{caller} while {self._reader} reads")
-        self._reader = caller
-        try:
-            return await self.telegram.handle(asked)
-        finally:
-            if self._reader == caller:
-                self._reader = ""
 
     async def _note_end(self, seen: CallSeen, call: ScriptedCall) -> None:
         await call.ended.wait()
@@ -549,7 +577,7 @@ class World:
     async def dial(self, host: str, port: int) -> trio.SocketStream:
         """Connect the calling node to a host of this world. Raises `OSError` if there is no such host."""
         node = current_node.get()
-        assert node is not None, f"nobody but a node connects to {host}"
+        assert node is not None, f"only nodes connect to {host}"
         serve = self._hosts.get(host)
         if serve is None:
             raise OSError(f"no host {host} in this world")
@@ -558,17 +586,15 @@ class World:
     # -- rows ----------------------------------------------------------------------------------------------------------------------
 
     def rows(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
-        """Return the rows of a query on the shared database, for the judge."""
+        """Return the rows of a query on the shared database, for the invariants."""
         writer: Any = self.store._writer
         return list(writer._db.execute(sql, values))
 
 
-_PLATFORM_FAULTS: Final[dict[str, Fault]] = {
-    "drop": Drop(),
-    "accept": Drop(before=False),
-    "limit": RateLimited(7.0),
-    "garbage": ServerError(),
-    "delay": Delay(90.0),
+_PLATFORMS: Final[Mapping[str, Callable[[Callable[[str, str], None], trio.Nursery], SimulatedPlatform[Any]]]] = {
+    "telegram": SimulatedTelegram,
+    "discord": SimulatedDiscord,
+    "slack": SimulatedSlack,
 }
 
 

@@ -32,7 +32,7 @@ from .settings import McpServer
 from .stdio import StdioServer
 
 if TYPE_CHECKING:
-    from mcp import Client
+    from mcp import Client, MCPError
     from mcp.client import Transport
     from mcp_types import CallToolResult, Tool
 
@@ -42,13 +42,15 @@ logger: Final = logging.getLogger("hermes_trio.tools.mcp")
 
 FIRST_PAUSE: Final = 0.5
 LONGEST_PAUSE: Final = 60.0
-"""The longest delay before a reconnect; delays double, and start over after a connection of `STEADY` seconds."""
-STEADY: Final = 30.0
+"""The longest delay before a reconnect; delays double, and start over after a connection of `STABLE_SECONDS` seconds."""
+STABLE_SECONDS: Final = 30.0
 
 RELISTEN_SECONDS: Final = 5.0
 
 MAX_WAITING: Final = 64
-LAST_WORDS: Final = 500
+STDERR_CHARACTERS: Final = 500
+LOST: Final = "the connection was lost"
+CLOSING: Final = "the gateway is closing"
 MAX_PAGES: Final = 50
 MAX_NAME: Final = 64
 
@@ -118,7 +120,11 @@ class McpTool:
 
 @final
 class McpLink:
-    """See the module. `tools` are those of the last working connection; `problem` says what is wrong now."""
+    """See the module. `tools` are those of the last working connection.
+
+    `problem` says what is wrong now, to operators. Callers are told of it only if the connection never worked: after that it may quote the calls of other
+    sessions, as in the server's last output.
+    """
 
     def __init__(
         self, name: str, server: McpServer, warden: Warden, environment: Mapping[str, str], sandbox: Sandbox
@@ -127,6 +133,8 @@ class McpLink:
         self.allowed: tuple[str, ...] = server.allowed
         self.state: LinkState = LinkState.CONNECTING
         self.problem: str = ""
+        self._told: str = ""
+        """What callers are told of `problem`."""
         self.connections: int = 0
         self.since: float = time.time()
         """The wall-clock time of the last change of `state`."""
@@ -171,9 +179,7 @@ class McpLink:
         """Wait for the first connection. Raises `_Broken` for a broken one."""
         await self._settled.wait()
         if self.state is not LinkState.READY:
-            raise _Broken(
-                f"MCP server {self.name!r} cannot be reached: {self.problem or self.state.value}; reconnecting"
-            )
+            raise _Broken(f"MCP server {self.name!r} cannot be reached: {self._told or self.state.value}; reconnecting")
 
     # -- the owner ---------------------------------------------------------------------------------------------------------------
 
@@ -189,24 +195,25 @@ class McpLink:
                     except* Exception as error:
                         # If closing meets a failing connection, the group holds both, and only the cancellation propagates.
                         self._break(error, node)
-                    if trio.current_time() - began > STEADY:
+                    if trio.current_time() - began > STABLE_SECONDS:
                         pause = FIRST_PAUSE
                     with waiting(f"{pause:g} s before it is connected again"):
                         await trio.sleep(pause * random.uniform(0.8, 1.2))
                     pause = min(pause * 2, LONGEST_PAUSE)
             finally:
-                self._move(LinkState.CLOSED, "the gateway is closing")
+                self._move(LinkState.CLOSED, CLOSING, CLOSING)
                 self._refuse_waiting()
 
-    def _move(self, state: LinkState, problem: str = "") -> None:
+    def _move(self, state: LinkState, problem: str = "", told: str = "") -> None:
         if state is not self.state:
             self.since = time.time()
-        self.state, self.problem = state, problem
+        self.state, self.problem, self._told = state, problem, told
 
     def _break(self, error: Exception, node: Node | None) -> None:
         cause = first_cause(error)
         was_ready = self.state is LinkState.READY
-        self._move(LinkState.BROKEN, mask_secrets(self._without_secrets(str(cause) or type(cause).__name__)))
+        problem = mask_secrets(self._without_secrets(str(cause) or type(cause).__name__))
+        self._move(LinkState.BROKEN, problem, LOST if was_ready else problem)
         self._settled.set()
         self._refuse_waiting()
         if node is not None:
@@ -251,7 +258,7 @@ class McpLink:
                 call = self._taken.receive_nowait()
             except trio.WouldBlock:
                 return
-            call.answer(error_result(f"MCP server {self.name!r} cannot be reached: {self.problem}"))
+            call.answer(error_result(f"MCP server {self.name!r} cannot be reached: {self._told}"))
 
     async def _connect(self, node: Node | None) -> None:
         """Run one connection, from its start to its end. Always raises: `_Broken`, or the cause."""
@@ -262,7 +269,7 @@ class McpLink:
         with trio.CancelScope(deadline=trio.current_time() + self._server.connect_timeout) as scope:
             async with (
                 self._transport() as (transport, ended),
-                Client(transport, message_handler=self._hear, cache=None) as client,
+                Client(transport, message_handler=self._on_message, cache=None) as client,
             ):
                 await self._list(client)
                 scope.deadline = math.inf
@@ -292,7 +299,7 @@ class McpLink:
             await self._list(client)
 
     async def _listen(self, client: Client) -> None:
-        """Subscribe to changes, if the server's protocol requires it; older servers send them unasked (`_hear`)."""
+        """Subscribe to changes, if the server's protocol requires it; older servers send them unasked (`_on_message`)."""
         from mcp import MCPError
         from mcp.client.subscriptions import ListenNotSupportedError, SubscriptionLost
 
@@ -307,7 +314,7 @@ class McpLink:
                 self._changed.set()
             await trio.sleep(RELISTEN_SECONDS)
 
-    async def _hear(self, message: Any) -> None:
+    async def _on_message(self, message: Any) -> None:
         from mcp_types import ToolListChangedNotification
 
         if isinstance(message, ToolListChangedNotification):
@@ -329,7 +336,6 @@ class McpLink:
 
     async def _carry_out(self, client: Client, call: _Call) -> None:
         from mcp import MCPError
-        from mcp_types import CONNECTION_CLOSED
 
         try:
             with call.scope:
@@ -339,16 +345,36 @@ class McpLink:
                     call.answer(_result_of(await client.call_tool(call.tool, dict(call.arguments))))
         except MCPError as error:
             said = mask_secrets(error.message)
-            if error.code == CONNECTION_CLOSED or "Session terminated" in error.message:
-                call.answer(error_result(f"the link to MCP server {self.name!r} broke: {said}"))
-                raise _Broken(said) from error
-            call.answer(error_result(f"MCP server {self.name!r} answered with an error: {said}"))
+            if not _may_be_closed(error):
+                call.answer(error_result(f"MCP server {self.name!r} answered with an error: {said}"))
+                return
+            call.answer(
+                error_result(f"MCP server {self.name!r} answered with an error, or the link to it broke: {said}")
+            )
+            await self._check(client)
         except Exception as error:
             cause = mask_secrets(self._without_secrets(str(first_cause(error)) or type(error).__name__))
-            call.answer(error_result(f"the link to MCP server {self.name!r} broke: {cause}"))
-            raise _Broken(cause) from error
+            call.answer(error_result(f"the call of MCP server {self.name!r} failed, or the link to it broke: {cause}"))
+            await self._check(client)
         finally:
             call.answer(error_result(f"the link to MCP server {self.name!r} broke during the call"))
+
+    async def _check(self, client: Client) -> None:
+        """Ask the server for its tools, and raise `_Broken` if the connection is closed.
+
+        The error of a call does not tell: servers use the code of a closed connection for errors of their own, and the SDK refuses results that do not match
+        their schema. A server that is slow to answer is not broken.
+        """
+        from mcp import MCPError
+
+        try:
+            with trio.move_on_after(self._server.connect_timeout):
+                await client.list_tools()
+        except MCPError as error:
+            if _may_be_closed(error):
+                raise _Broken(error.message) from error
+        except Exception as error:
+            raise _Broken(str(first_cause(error)) or type(error).__name__) from error
 
     @asynccontextmanager
     async def _transport(self) -> AsyncIterator[tuple[Transport, StdioServer | None]]:
@@ -380,7 +406,7 @@ class McpLink:
                 said = stdio.errors.text.strip()
                 if not stdio.ended.is_set() or not said:
                     raise
-                raise _Broken(f"{first_cause(error)}; its last output: {said[-LAST_WORDS:]}") from error
+                raise _Broken(f"{first_cause(error)}; its last output: {said[-STDERR_CHARACTERS:]}") from error
             return
         from mcp.client.streamable_http import streamable_http_client
         from mcp.shared._httpx_utils import create_mcp_http_client
@@ -389,6 +415,12 @@ class McpLink:
         client = await trio.to_thread.run_sync(partial(create_mcp_http_client, headers=dict(server.headers)))
         async with client as http:
             yield streamable_http_client(server.url, http_client=http), None
+
+
+def _may_be_closed(error: MCPError) -> bool:
+    from mcp_types import CONNECTION_CLOSED
+
+    return error.code == CONNECTION_CLOSED or "Session terminated" in error.message
 
 
 async def _import_sdk() -> None:

@@ -28,7 +28,7 @@ MAX_MESSAGE: Final = 16 * 1024 * 1024
 END_GRACE: Final = 1.0
 """Seconds that a server may take to exit after its input has ended."""
 
-LAST_WORDS_SECONDS: Final = 0.5
+STDERR_SECONDS: Final = 0.5
 """How long to wait for the last output on standard error of a server that has exited."""
 
 ERROR_CHARACTERS: Final = 2000
@@ -62,7 +62,7 @@ class StdioServer:
                     yield _Opened(to_session, from_session)
                 finally:
                     if self.ended.is_set():
-                        with trio.move_on_after(LAST_WORDS_SECONDS, shield=True):
+                        with trio.move_on_after(STDERR_SECONDS, shield=True):
                             await self._errors_over.wait()
                     nursery.cancel_scope.cancel()
         finally:

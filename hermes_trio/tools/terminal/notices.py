@@ -70,20 +70,22 @@ def watch_text(record: BackgroundProcess, event: WatchEvent) -> str:
                 mask_secrets(event.text),
             ]
             if event.suppressed:
-                lines.append(f"({event.suppressed} earlier matches were not told, to keep the conversation readable)")
+                lines.append(
+                    f"({event.suppressed} earlier matches were not reported, to keep the conversation readable)"
+                )
             return "\n".join(lines) + "]"
         case Disabled():
             return (
-                f"{head} matches its watch patterns too often and is watched no longer ({event.suppressed} matches were not told)."
+                f"{head} matches its watch patterns too often and is not watched any more ({event.suppressed} matches were not reported)."
                 f" You will be told when it ends.\nCommand: {record.shown}]"
             )
         case OverflowTripped():
             return (
-                f"{head} matched, but all processes together match too often: matches are not told for {event.seconds:g} s."
+                f"{head} matched, but all processes together match too often: matches are not reported for {event.seconds:g} s."
                 f"\nCommand: {record.shown}]"
             )
         case OverflowReleased():
             return (
-                f"{head} matched: matches are told again. {event.dropped} were left out meanwhile."
+                f"{head} matched: matches are reported again. {event.dropped} were left out meanwhile."
                 f"\nCommand: {record.shown}]"
             )

@@ -174,7 +174,7 @@ class HeadTail:
 
     @property
     def dropped(self) -> int:
-        """The number of characters of the middle that were dropped."""
+        """Return the number of characters of the middle that were dropped."""
         return self._tail.dropped
 
     def append(self, text: str) -> None:

@@ -60,7 +60,8 @@ class ProcessArguments(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
         ),
     ]
     session_id: Annotated[
-        str | int, Meta(description="The id from terminal, or a pid of one's own; for everything but list")
+        str | int,
+        Meta(description="The id from terminal, or the pid of one of your processes; for everything but list"),
     ] = ""
     data: Annotated[str, Meta(description="For write and submit")] = ""
     timeout: Annotated[int, Meta(ge=1, description="Seconds to wait")] | None = None
@@ -157,7 +158,7 @@ class ProcessTool:
             if answer is not None:
                 return answer
             status = row.state.value if row.state.terminal else "unknown"
-            told = f"its node does not answer; what is known of it: {row.summary or status}"
+            told = f"its node does not answer; its last known state: {row.summary or status}"
             return {"status": status, "session_id": id, "error": told, "output": mask_secrets(row.output_tail)}
         for node in await self._others(place) if id.isdigit() else ():
             answer = await self._ask(place, node, given)
@@ -266,7 +267,7 @@ class ProcessTool:
         except BaseException:
             if place.turn is not None:
                 left = {"status": "interrupted", "command": record.shown, "output": record.tail(POLL_OUTPUT)}
-                left["note"] = "the wait was cut off; the process goes on"
+                left["note"] = "the wait was cancelled; the process is still running"
                 keep_partial_result(place.turn, msgspec.json.encode(left).decode())
             raise
         if record.job.state.terminal:
@@ -278,7 +279,7 @@ class ProcessTool:
                 **_end_of(record),
             }
             return {**ended, "timeout_note": note} if note else ended
-        waited = f"still running after {seconds} s; the process goes on"
+        waited = f"still running after {seconds} s; it is not stopped"
         return {
             "status": "timeout",
             "session_id": record.id,

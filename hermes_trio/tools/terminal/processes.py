@@ -8,6 +8,7 @@ period and are then killed: a job ends only when no process of it is left. The o
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,14 +26,14 @@ from hermes_trio.tools.confinement import CommandConfinement
 from hermes_trio.tools.context import ToolContext
 from hermes_trio.tools.settings import TerminalSettings
 from hermes_trio.tools.warden import ExitStatus, KeptProcess, KillHow, ProcessSpec, Stdin, Warden, WardenError
-from hermes_trio.tools.warden.daemon import descent
+from hermes_trio.tools.warden.daemon import process_table
 
 from .notices import completion_text, watch_text
 from .output import AnsiFilter, OutputDecoder, RingText, mask_secrets
 from .shell_state import ShellStates
 from .watching import Breaker, Disabled, Match, OutputWatch, WatchEvent
 
-__all__ = ["KILLED_BY_TOOL", "SEE_OFF_LIMIT", "BackgroundProcess", "OutputLog", "Processes"]
+__all__ = ["END_LIMIT", "KILLED_BY_TOOL", "BackgroundProcess", "OutputLog", "Processes"]
 
 logger: Final = logging.getLogger("hermes_trio.tools.terminal.processes")
 
@@ -44,10 +45,10 @@ SETTLE_SECONDS: Final = 0.5
 END_OF_OUTPUT_SECONDS: Final = 0.3
 """How long the end of the output may take after the last process of the job has ended."""
 
-SCRIBE_SECONDS: Final = 5.0
+STORE_SECONDS: Final = 5.0
 """How long the end of a process waits until matches in its output are stored."""
 
-SEE_OFF_LIMIT: Final = 120.0
+END_LIMIT: Final = 120.0
 """The bound of the shield in which a job is ended: far above every grace period, for a very slow machine."""
 
 NOTE_SECONDS: Final = 2.0
@@ -123,7 +124,7 @@ class BackgroundProcess:
         return mask_secrets(self.output.tail(characters + MASK_MARGIN))[-characters:]
 
     @property
-    def tells_its_end(self) -> bool:
+    def has_notice(self) -> bool:
         """Return whether the owner gets a notice of the end: requested, or because the watch was disabled or can no longer match."""
         return self.notify or (self.watch is not None and (self.watch.disabled or self.watch.events == 0))
 
@@ -156,10 +157,10 @@ class Processes:
 
     @property
     def settings(self) -> TerminalSettings:
-        """The limits that hold here."""
+        """Return the limits that hold here."""
         return self._settings
 
-    # -- looking -----------------------------------------------------------------------------------------------------------------
+    # -- finding processes --------------------------------------------------------------------------------------------------------
 
     def find(self, id: str, session_id: str) -> BackgroundProcess | None:
         """Return a process of this session, running or recently ended, or None."""
@@ -173,7 +174,7 @@ class Processes:
             process = found.process
             if process is None or process.empty:
                 continue
-            if pid == process.pid or any(one.pid == pid for one in descent.descendants(process.keeper_pid)):
+            if pid == process.pid or any(one.pid == pid for one in process_table.descendants(process.keeper_pid)):
                 return found
         return None
 
@@ -246,7 +247,7 @@ class Processes:
     # -- the life of one process -------------------------------------------------------------------------------------------------
 
     async def _live(self, job: Job, record: BackgroundProcess, place: ToolContext, cwd: str) -> JobState:
-        """The job's task. Cancelling kills the process and all its descendants, and keeps its output."""
+        """Run the job's process. Cancelling kills it and all its descendants, and keeps its output."""
         record.job = job
         with self.slot(record.session_id), self._shells.lease(place.context, cwd=cwd) as lease:
             record.cwd = lease.cwd
@@ -279,28 +280,30 @@ class Processes:
             job.details["pid"] = process.pid
             job.started(record)
             by_itself = False
-            reading, hurry, scribe = trio.CancelScope(shield=True), _Hurry(), _Scribe()
+            reading, stop, storage = trio.CancelScope(shield=True), _StopSignal(), _OutputStorage()
             # In the job's own nursery: one around the wait would raise a cancellation that comes after the exit, and call an exit a kill.
-            job.nursery.start_soon(self._read, record, reading, scribe)
-            job.nursery.start_soon(self._write_down, record, scribe)
-            job.nursery.start_soon(hurry.wait_for_cancellation)
+            job.nursery.start_soon(self._read, record, reading, storage)
+            job.nursery.start_soon(self._write_down, record, storage)
+            job.nursery.start_soon(stop.wait_for_cancellation)
             try:
                 with waiting(f"process {process.pid}"):
                     await process.wait()
                 by_itself = True
             finally:
-                with trio.move_on_after(SEE_OFF_LIMIT, shield=True):
-                    await self._see_off(record, process, by_itself, hurry)
+                with trio.move_on_after(END_LIMIT, shield=True):
+                    await self._end_leftovers(record, process, by_itself, stop)
                 reading.cancel()
-                hurry.scope.cancel()
-                with trio.move_on_after(SCRIBE_SECONDS, shield=True):
-                    await scribe.finish()
-                scribe.scope.cancel()
-                with trio.move_on_after(SEE_OFF_LIMIT, shield=True):
+                stop.scope.cancel()
+                with place.core.waits.bound(STORE_SECONDS):
+                    await storage.finish()  # noqa: ASYNC102 - `bound` shields, with a deadline
+                storage.scope.cancel()
+                with trio.move_on_after(END_LIMIT, shield=True):
                     await self._conclude(record, by_itself)
             return JobState.LOST if process.status is not None and process.status.lost else JobState.EXITED
 
-    async def _see_off(self, record: BackgroundProcess, process: KeptProcess, by_itself: bool, hurry: _Hurry) -> None:
+    async def _end_leftovers(
+        self, record: BackgroundProcess, process: KeptProcess, by_itself: bool, stop: _StopSignal
+    ) -> None:
         """End what is left of the job and read the rest of its output. The caller shields it, with a bound.
 
         Processes that an exited command left running get a grace period, unless the job is stopped meanwhile.
@@ -308,7 +311,7 @@ class Processes:
         if by_itself:
             with trio.move_on_after(self._settings.leftover_grace):
                 async with trio.open_nursery() as either:
-                    either.start_soon(hurry.pass_on, either.cancel_scope)
+                    either.start_soon(stop.pass_on, either.cancel_scope)
                     await process.wait_empty()
                     either.cancel_scope.cancel()
         report = await process.kill(self._settings.kill_grace)
@@ -346,52 +349,57 @@ class Processes:
             output=record.tail(NOTED_CHARACTERS),
             started_at=record.started_at,
         )
-        if not record.tells_its_end:
+        if not record.has_notice:
             job.seen = True
         self._forget_old()
 
     # -- output ------------------------------------------------------------------------------------------------------------------
 
-    async def _read(self, record: BackgroundProcess, reading: trio.CancelScope, scribe: _Scribe) -> None:
+    async def _read(self, record: BackgroundProcess, reading: trio.CancelScope, storage: _OutputStorage) -> None:
         """Read the output until the pipe is closed or nothing more will come. Never waits for the store."""
         assert record.process is not None
         decoder, escapes, watch = OutputDecoder(), AnsiFilter(), record.watch
+        settled = watch is None
         with reading:
             while True:
                 data: bytes | None = None
-                with trio.move_on_after(SETTLE_SECONDS):
+                # A quiet process wakes its reader only until its last output is examined and stored.
+                quiet = settled and (not record.job.watched or storage.noted == record.output.total)
+                with trio.move_on_after(math.inf if quiet else SETTLE_SECONDS):
                     try:
                         data = await record.process.output.receive_some()
                     except (trio.BrokenResourceError, trio.ClosedResourceError):
                         data = b""
                 if data is None:
-                    scribe.add(() if watch is None else watch.settle())
+                    storage.add(() if watch is None else watch.settle())
+                    settled = True
                     continue
+                settled = watch is None
                 text = escapes.feed(decoder.feed(data) if data else decoder.finish())
                 record.output.append(text)
                 if data:
-                    scribe.add(() if watch is None else watch.feed(text))
+                    storage.add(() if watch is None else watch.feed(text))
                     continue
-                scribe.add(() if watch is None else watch.finish())
+                storage.add(() if watch is None else watch.finish())
                 record.end_of_output.set()
                 return
 
-    async def _write_down(self, record: BackgroundProcess, scribe: _Scribe) -> None:
+    async def _write_down(self, record: BackgroundProcess, storage: _OutputStorage) -> None:
         """Store matches in the output, and periodically its end, until nothing more will come."""
-        noted, note_at = -1, self._clock() + SETTLE_SECONDS
-        with scribe.scope:
+        note_at = self._clock() + SETTLE_SECONDS
+        with storage.scope:
             while True:
-                await scribe.wait()
-                over = scribe.closed
-                await self._tell(record, scribe.take())
-                if record.job.watched and record.output.total != noted and (over or self._clock() >= note_at):
-                    noted, note_at = record.output.total, self._clock() + NOTE_SECONDS
+                await storage.wait()
+                over = storage.closed
+                await self._tell(record, storage.take())
+                if record.job.watched and record.output.total != storage.noted and (over or self._clock() >= note_at):
+                    storage.noted, note_at = record.output.total, self._clock() + NOTE_SECONDS
                     await self._note(record)
                 if over:
-                    scribe.over.set()
+                    storage.over.set()
                     return
-        if scribe.take():
-            record.notify = True  # what could not be told in time is told when it ends
+        if storage.take():
+            record.notify = True  # what is not stored in time is part of the notice of its end
 
     async def _note(self, record: BackgroundProcess) -> None:
         if self._log is None:
@@ -408,7 +416,7 @@ class Processes:
                     _KINDS.get(type(event), NoticeKind.WATCH_OVERFLOW), watch_text(record, event), type=event.kind
                 )
             except Exception:
-                # What could not be told now is told when it ends.
+                # What is not stored now is part of the notice of its end.
                 logger.exception("could not store a match in the output of %s; it is reported with its end", record.id)
                 record.notify = True
             except trio.Cancelled:
@@ -430,13 +438,15 @@ class Processes:
 _KINDS: Final[dict[type[object], NoticeKind]] = {Match: NoticeKind.WATCH_MATCH, Disabled: NoticeKind.WATCH_DISABLED}
 
 
-class _Scribe:
+class _OutputStorage:
     """Passes what the reader found to the task that stores it, so that a slow store does not delay reading."""
 
     def __init__(self) -> None:
         self.scope = trio.CancelScope(shield=True)
         self.closed = False
         self.over = trio.Event()
+        self.noted = -1
+        """The length of the output when its end was last stored; -1 if it was not."""
         self._events: list[WatchEvent] = []
         self._woken = trio.Event()
 
@@ -463,7 +473,7 @@ class _Scribe:
         await self.over.wait()
 
 
-class _Hurry:
+class _StopSignal:
     """Tells a shielded task that its job is being stopped, so that it skips grace periods."""
 
     def __init__(self) -> None:

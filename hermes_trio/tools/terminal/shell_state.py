@@ -145,7 +145,7 @@ class Lease:
 
     @property
     def root(self) -> str:
-        """The directory of the session's workspace."""
+        """Return the directory of the session's workspace."""
         return self._shell.root or self.cwd
 
     @property

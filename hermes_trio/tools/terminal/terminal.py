@@ -16,7 +16,7 @@ import trio
 from msgspec import Meta
 
 from hermes_trio import guard
-from hermes_trio.agent.command_policy import CommandPolicy
+from hermes_trio.agent.command_policy import CommandPolicy, load_guard
 from hermes_trio.agent.model import ToolSpec
 from hermes_trio.agent.tool import keep_partial_result
 from hermes_trio.runtime.context import current_turn
@@ -31,7 +31,7 @@ from hermes_trio.tools.warden import ExitStatus, KeptProcess, KillHow, ProcessSp
 
 from .hints import confinement_hint
 from .output import AnsiFilter, HeadTail, OutputDecoder, mask_secrets
-from .processes import SEE_OFF_LIMIT, Processes
+from .processes import END_LIMIT, Processes
 from .shell_state import Lease, ShellStates
 
 __all__ = ["Terminal", "TerminalArguments"]
@@ -39,7 +39,7 @@ __all__ = ["Terminal", "TerminalArguments"]
 OUTPUT_IDLE: Final = 0.3
 """After the shell has exited, output is read until none has come for this long: a process that it started may hold the pipe."""
 
-OUTPUT_PATIENCE: Final = 5.0
+OUTPUT_SECONDS: Final = 5.0
 """The limit of that, in all."""
 
 TIMED_OUT: Final = 124
@@ -89,14 +89,14 @@ class Terminal:
         warden: Warden,
         shells: ShellStates,
         processes: Processes,
-        consent: CommandPolicy,
+        policy: CommandPolicy,
         settings: TerminalSettings,
         confinement: CommandConfinement,
     ) -> None:
         self._warden = warden
         self._shells = shells
         self._processes = processes
-        self._consent = consent
+        self._policy = policy
         self._settings = settings
         self._confinement = confinement
         self._spec = ToolSpec(name="terminal", description=_DESCRIPTION, parameters=schema_of(TerminalArguments))
@@ -131,9 +131,10 @@ class Terminal:
 
     async def _run(self, turn: Turn | None, given: TerminalArguments) -> dict[str, Any]:
         place = await self._confinement.place(turn)
-        refused = self._misused(given)
+        refused = self._argument_error(given)
         if refused is not None:
             return refused
+        await load_guard()
         try:
             self._shells.begin(place.context, self._confinement.folder_of(place))
             cwd = self._directory(place, given.workdir)
@@ -141,21 +142,21 @@ class Terminal:
             return {"output": str(error), "exit_code": CANNOT_RUN, "error": None}
         except WardenError as error:
             return _failure(str(error))
-        verdict = await self._consent.inspect(
+        verdict = await self._policy.inspect(
             turn,
             given.command,
             cwd or self._shells.cwd_of(place.context),
             remembered=self._shells.remembered(place.context),
             confined=place.confined,
         )
-        forbidden = self._consent.forbids(verdict)
+        forbidden = self._policy.forbids(verdict)
         if forbidden is not None:
             return forbidden.refusal()
         if not given.background:
             detached = guard.detaches(given.command)
             if detached is not None:
                 return _failure(f"not run: {detached.text}", status="error")
-        decision = await self._consent.decide(turn, verdict)
+        decision = await self._policy.decide(turn, verdict)
         if not decision.allowed:
             return decision.refusal()
         await place.core.hosts.bind(place.turn)
@@ -170,7 +171,7 @@ class Terminal:
             result["approval"] = decision.approval
         return result
 
-    def _misused(self, given: TerminalArguments) -> dict[str, Any] | None:
+    def _argument_error(self, given: TerminalArguments) -> dict[str, Any] | None:
         limit = self._settings.max_timeout
         if not given.command.strip():
             return _failure("command is empty; say what to run", status="error")
@@ -238,7 +239,7 @@ class Terminal:
             result["watch_patterns"] = patterns
         else:
             result["hint"] = (
-                "nobody is told when this process ends; look at it with process(action='poll') or process(action='wait')"
+                "no notice follows when this process ends; look at it with process(action='poll') or process(action='wait')"
             )
         if given.notify_on_complete and given.watch_patterns:
             result["watch_patterns_ignored"] = (
@@ -300,15 +301,15 @@ class Terminal:
                     if ended:
                         await reading.settle()
                 finally:
-                    with trio.move_on_after(SEE_OFF_LIMIT, shield=True):
+                    with trio.move_on_after(END_LIMIT, shield=True):
                         report = await process.kill(self._settings.foreground_grace)
                         how = report.how
                         if not ended or report.survivors:
                             process.account_for(report, node)
                         await reading.finish()
                     reading.scope.cancel()
-                    if process.crowded is not None:
-                        output.append(_crowded(*process.crowded))
+                    if process.count_exceeded is not None:
+                        output.append(_count_text(*process.count_exceeded))
             return process.status or ExitStatus(lost=True), how, bound.cancelled_caught
 
     def _result(
@@ -335,7 +336,7 @@ class Terminal:
         return result
 
 
-def _crowded(found: int, limit: int) -> str:
+def _count_text(found: int, limit: int) -> str:
     return (
         f"\n[Command killed: it had {found} processes, and {limit} is the limit (tools.confinement.limits.processes)]"
     )
@@ -368,7 +369,7 @@ class _Reading:
 
     async def settle(self) -> None:
         """Wait, after the command has exited, for the end of its output, or until it is idle because another process holds the pipe."""
-        with trio.move_on_after(OUTPUT_PATIENCE):
+        with trio.move_on_after(OUTPUT_SECONDS):
             before = -1
             while not self._over.is_set() and self._output.total != before:
                 before = self._output.total

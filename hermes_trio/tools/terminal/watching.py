@@ -184,21 +184,21 @@ class OutputWatch:
 
     @property
     def disabled(self) -> bool:
-        """Whether the watch was disabled: the owner gets a notice of completion instead (TOOL-48)."""
+        """Return whether the watch was disabled: the owner gets a notice of completion instead (TOOL-48)."""
         return self._disabled
 
     @property
     def events(self) -> int:
-        """How many matches were delivered."""
+        """Return how many matches were delivered."""
         return self._events
 
     def feed(self, text: str) -> list[WatchEvent]:
         """Return the events for this piece of output."""
-        return [] if self._disabled or self._finished else self._judge(self._scanner.feed(text))
+        return [] if self._disabled or self._finished else self._events_of(self._scanner.feed(text))
 
     def settle(self) -> list[WatchEvent]:
         """Examine the unfinished line, too, after the output has paused."""
-        return [] if self._disabled or self._finished else self._judge(self._scanner.settle())
+        return [] if self._disabled or self._finished else self._events_of(self._scanner.settle())
 
     def finish(self) -> list[WatchEvent]:
         """Examine the last line after the process has exited and all its output was fed."""
@@ -206,7 +206,7 @@ class OutputWatch:
         self._finished = True
         return told
 
-    def _judge(self, hits: list[Hit]) -> list[WatchEvent]:
+    def _events_of(self, hits: list[Hit]) -> list[WatchEvent]:
         if not hits:
             return []
         now = self._clock()

@@ -2,7 +2,7 @@
 
 A `Custody` lives as long as its warden. When the warden dies too early, the keepers (now the server's children) end
 their jobs and themselves; the server waits for that, kills what has no keeper any more, reaps it all, and only then
-reports that the jobs of this custody are gone.
+reports that the jobs of this custody have ended.
 """
 
 import array
@@ -20,7 +20,7 @@ from typing import BinaryIO, final
 import attrs
 import trio
 
-from hermes_trio.tools.warden.daemon import descent, oom
+from hermes_trio.tools.warden.daemon import oom, process_table
 from hermes_trio.tools.warden.daemon.wire import (
     ABANDONED_GRACE,
     CGROUP_VARIABLE,
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 PROGRAM = Path(__file__).parent / "daemon" / "main.py"
 
-KEEPER_PATIENCE = ABANDONED_GRACE + 2.0
+KEEPER_LIMIT = ABANDONED_GRACE + 2.0
 """Seconds that keepers have to end their jobs after the warden's death; then the server kills both."""
 
 SWEEP_LIMIT = 9.0
@@ -172,7 +172,7 @@ class Custody:
 
     @property
     def pid(self) -> int:
-        """The warden's process number."""
+        """Return the warden's process number."""
         return self._process.pid
 
     @property
@@ -215,7 +215,7 @@ class Custody:
     ) -> None:
         """Have a keeper forked for this process, by a template if there is one. Cancelling sends nothing.
 
-        Raises `NotTaken` if the warden or the template is gone, and `SpawnFailed` if the kernel does not pass the descriptors on.
+        Raises `NotTaken` if the warden or the template has ended, and `SpawnFailed` if the kernel does not pass the descriptors on.
         """
         self._kept[process.job] = process
         try:
@@ -234,7 +234,7 @@ class Custody:
                 await control.sendmsg([FRAME.pack(kind, first, second)], [rights])
             except (OSError, trio.ClosedResourceError) as error:
                 if self.died.is_set() or not isinstance(error, OSError) or isinstance(error, ConnectionError):
-                    raise NotTaken("the warden died before it took the command") from error
+                    raise NotTaken("the warden ended before it accepted the command") from error
                 raise SpawnFailed(f"the warden cannot be given the streams of a process: {error.strerror}") from error
 
     def forget(self, job: int) -> None:
@@ -243,12 +243,12 @@ class Custody:
         self._kept.pop(job, None)
 
     async def discard(self, job: int) -> None:
-        """Order the warden to kill the keeper of this job and all its processes. Does nothing if the warden is gone."""
+        """Order the warden to kill the keeper of this job and all its processes. Does nothing if the warden has ended."""
         async with self._sending:
             with contextlib.suppress(OSError):
                 await self._control.send(FRAME.pack(Kind.DISCARD, job, 0))
 
-    def condemn(self) -> None:
+    def fail(self) -> None:
         """Kill the warden; `attend` cleans up after it."""
         self._process.kill()
 
@@ -262,7 +262,7 @@ class Custody:
         with trio.move_on_after(limit):
             await self.over.wait()
         if not self.over.is_set():
-            self.condemn()
+            self.fail()
             await self.over.wait()
 
     async def attend(self) -> None:
@@ -276,7 +276,7 @@ class Custody:
         self.died.set()
         with trio.move_on_after(1):
             await self._process.wait()
-        self.condemn()
+        self.fail()
         await self._process.wait()
         if not self._dismissed:
             log.error(
@@ -308,25 +308,27 @@ class Custody:
         began = trio.current_time()
         # A zombie has no readable environment: processes that were identified alive are remembered until they are reaped.
         known: set[tuple[int, int]] = set()
-        while relics := [
-            child for child in descent.children(me) if (child.pid, child.started) in known or self._left_behind(child)
+        while leftovers := [
+            child
+            for child in process_table.children(me)
+            if (child.pid, child.started) in known or self._left_behind(child)
         ]:
             elapsed = trio.current_time() - began
             if elapsed > SWEEP_LIMIT:
-                log.error("processes %s of a dead warden cannot be ended", [relic.pid for relic in relics])
+                log.error("processes %s of a dead warden cannot be ended", [leftover.pid for leftover in leftovers])
                 return
             keepers = {process.keeper_pid for process in self._kept.values()}
-            for relic in relics:
-                if not relic.alive:
+            for leftover in leftovers:
+                if not leftover.alive:
                     with contextlib.suppress(ChildProcessError):
-                        os.waitpid(relic.pid, os.WNOHANG)  # noqa: ASYNC222 - WNOHANG does not wait
-                elif relic.pid not in keepers or elapsed > KEEPER_PATIENCE:
-                    condemned = [relic, *descent.descendants(relic.pid)]
-                    known.update((one.pid, one.started) for one in condemned)
-                    descent.kill_listed(condemned, me)
+                        os.waitpid(leftover.pid, os.WNOHANG)  # noqa: ASYNC222 - WNOHANG does not wait
+                elif leftover.pid not in keepers or elapsed > KEEPER_LIMIT:
+                    found = [leftover, *process_table.descendants(leftover.pid)]
+                    known.update((one.pid, one.started) for one in found)
+                    process_table.kill_listed(found, me)
             await trio.sleep(SWEEP_PAUSE)
 
-    def _left_behind(self, child: descent.Relative) -> bool:
+    def _left_behind(self, child: process_table.ProcessEntry) -> bool:
         """Return whether a child of the server came from this warden, by its session, a command's session, its OOM score or its environment.
 
         After `claim_children` every child does that is not a warden.

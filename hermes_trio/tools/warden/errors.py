@@ -18,7 +18,7 @@ class SpawnFailed(WardenError):
 
 
 class NotTaken(SpawnFailed):
-    """Raised if the warden died before it took the command. Nothing was started, and another warden may try."""
+    """Raised if the warden ended before it accepted the command. Nothing was started, and another warden may try."""
 
 
 class TooManyProcesses(WardenError):

@@ -60,7 +60,7 @@ class Custodian(Protocol):
         """Order the warden to kill this job's keeper and all its processes."""
         ...
 
-    def condemn(self) -> None:
+    def fail(self) -> None:
         """Kill the warden, because it does not answer either."""
         ...
 
@@ -68,7 +68,7 @@ class Custodian(Protocol):
 @final
 @attrs.define(eq=False)
 class KeptProcess:
-    """A command and all its descendants, until the last of them is gone.
+    """A command and all its descendants, until the last of them has ended.
 
     Made by `Warden.spawn` only. The owner is the only reader of `output`, and closes it with `aclose`, or leaves that
     to the end of the warden's scope, which kills whatever is left. `launch`, `abandon`, `attend`, `clear` and
@@ -86,7 +86,7 @@ class KeptProcess:
     phase: ProcessPhase = attrs.field(init=False, default=ProcessPhase.PLANNED)
     survivors: int = attrs.field(init=False, default=0)
     """The number of processes that survived the last SIGKILL, as far as the keeper could tell."""
-    crowded: tuple[int, int] | None = attrs.field(init=False, default=None)
+    count_exceeded: tuple[int, int] | None = attrs.field(init=False, default=None)
     """The number of processes and its limit, if the job was killed because it exceeded the limit."""
     _status: ExitStatus | None = attrs.field(init=False, default=None)
     _how: KillHow = attrs.field(init=False, default=KillHow.ALREADY_EXITED)
@@ -202,7 +202,7 @@ class KeptProcess:
                 await self._custodian.discard(self.job)
                 await self._verdict.wait()
             if not self._verdict.is_set():
-                self._custodian.condemn()
+                self._custodian.fail()
                 with trio.move_on_after(LOSS_LIMIT):
                     await self._verdict.wait()
 
@@ -211,7 +211,7 @@ class KeptProcess:
             try:
                 await self._link.send_all(data)
             except (trio.BrokenResourceError, trio.ClosedResourceError):
-                # The keeper is gone; the attendant reads the end of the link and updates the state.
+                # The keeper has ended; the attendant reads the end of the link and updates the state.
                 return
 
     async def launch(self, plan: bytes) -> None:
@@ -253,7 +253,7 @@ class KeptProcess:
                 self._hear(*FRAME.unpack_from(unread))
                 unread = unread[FRAME.size :]
         if self.phase is ProcessPhase.PLANNED:
-            self._failure = NotTaken("the warden, or the keeper, died before it took the command")
+            self._failure = NotTaken("the warden or the keeper ended before it accepted the command")
         elif self.phase is not ProcessPhase.EMPTY:
             self._lose()
             await self._cleared.wait()
@@ -284,18 +284,18 @@ class KeptProcess:
                 self.survivors = first
                 self._verdict.set()
             case Kind.CROWDED:
-                self.crowded = (first, second)
+                self.count_exceeded = (first, second)
             case Kind.EMPTY:
                 self._how = _HOW[Means(first)]
                 self._finish()
             case _:
-                raise AssertionError(f"a keeper sent a frame of kind {kind}, which only others send")
+                raise AssertionError(f"a keeper sent a frame of kind {kind}, which keepers do not send")
 
     def _lose(self) -> None:
         """Handle the death of the keeper before the end of its job."""
         self._lost = True
         if self._failure is None and self.phase is ProcessPhase.KEPT:
-            self._failure = SpawnFailed("the keeper of the command died before it could say that the command runs")
+            self._failure = SpawnFailed("the keeper ended before it reported that the command runs")
         if self._status is None:
             self._exit(ExitStatus(lost=True))
         self._launched.set()

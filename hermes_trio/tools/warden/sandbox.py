@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import stat
 import sys
-import sysconfig
 import time
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
@@ -439,6 +438,8 @@ class Sandbox:
     @cached_property
     def _read_only(self) -> list[str]:
         """Return the writable paths of the program, and for root those of the system, whose changes other processes would run."""
+        import sysconfig  # loads the configuration of the interpreter's build, which a server without tools does not need
+
         paths = [
             str(Path(__file__).parents[2]),
             sys.prefix,

@@ -90,7 +90,7 @@ class Warden:
         """Start a command and return once it runs (its `exec` has happened).
 
         Raises `SpawnFailed`, `TooManyProcesses` or `WardenClosed`; then nothing runs. Cancelled before it returns, it
-        ends what it may have started and raises `Cancelled` when that is gone (bounded). The result belongs to the
+        ends what it may have started and raises `Cancelled` when that has ended (bounded). The result belongs to the
         caller.
         """
         with self._place() as job:
@@ -137,7 +137,7 @@ class Warden:
         process = KeptProcess(spec, job, custody, streams, link)
         self._kept[job] = process
         self._handles.add(process)
-        self._attend(self._see_off, process)
+        self._start_attendant(self._wait_for_end, process)
         try:
             with theirs:
                 await custody.hand_over(process, [other.fileno(), *descriptors, *spec.inherited], template)
@@ -164,7 +164,7 @@ class Warden:
         with trio.move_on_after(DEATH_LIMIT):
             await custody.died.wait()
         if not custody.died.is_set():
-            raise SpawnFailed("the keeper of the command ended before it could begin; the warden lives")
+            raise SpawnFailed("the keeper ended before the command began; the warden still runs")
 
     async def _ready_custody(self) -> Custody:
         async with self._starting:
@@ -173,15 +173,15 @@ class Warden:
             if self._custody is None or self._custody.died.is_set():
                 with trio.CancelScope(shield=True):
                     self._custody = await Custody.begin(self.cgroup)
-                    self._attend(self._custody.attend)
+                    self._start_attendant(self._custody.attend)
             assert self._custody is not None
             return self._custody
 
-    def _attend(self, attendant: Callable[..., Awaitable[object]], *arguments: object) -> None:
+    def _start_attendant(self, attendant: Callable[..., Awaitable[object]], *arguments: object) -> None:
         # A task inherits the context of its creator: attendants must not inherit that of a turn or a request.
         self._context.copy().run(self._nursery.start_soon, attendant, *arguments)
 
-    async def _see_off(self, process: KeptProcess) -> None:
+    async def _wait_for_end(self, process: KeptProcess) -> None:
         await process.attend()
         if self._kept.get(process.job) is process:
             del self._kept[process.job]
@@ -203,7 +203,7 @@ class Warden:
         self.receipt = WardenReceipt(len(reports), sum(report.survivors for report in reports))
 
 
-class _House:
+class _WardenTask:
     """Runs the attendants in a shielded task, so that a cancelled scope still observes the end of every process."""
 
     def __init__(self, max_processes: int, cgroup: str) -> None:
@@ -237,13 +237,13 @@ async def open_warden(*, max_processes: int = 256, cgroup: str = "") -> AsyncGen
     bounded. The server is a sub-reaper while such a scope is open. Raises `UnsupportedPlatform` on systems other than Linux.
     """
     if sys.platform != "linux":
-        raise UnsupportedPlatform(f"processes are kept by Linux sub-reapers, and this is {sys.platform}")
-    house = _House(max_processes, cgroup)
+        raise UnsupportedPlatform(f"processes need Linux sub-reapers, and this is {sys.platform}")
+    task = _WardenTask(max_processes, cgroup)
     try:
         with _subreaper():
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(house.keep_open, name="warden")
-                warden = await house.opened()
+                nursery.start_soon(task.keep_open, name="warden")
+                warden = await task.opened()
                 try:
                     yield warden
                 finally:

@@ -39,7 +39,7 @@ async def test_wrong_token_is_permanent_and_never_shown(discord: FakeDiscord, ca
 
 
 async def test_message_with_reply_and_buttons(discord: FakeDiscord, discord_client: DiscordClient) -> None:
-    """create_message carries content, reply anchor and components, and pings nobody."""
+    """create_message carries content, reply anchor and components, and allows no mention."""
     asked = discord.say("question", channel_id=CHANNEL)
     sent = await discord_client.create_message(CHANNEL, "answer", reply_to=asked["id"], components=BUTTONS)
     seen = await discord.wait_for_message(channel_id=CHANNEL, containing="answer")
@@ -155,7 +155,7 @@ async def test_exhausted_bucket_is_waited_for(discord: FakeDiscord, discord_clie
 async def test_scripted_limits_block_one_bucket_or_all(discord: FakeDiscord) -> None:
     """After a 429 the client itself refuses further calls of that bucket; after a global one, all calls."""
     discord.add_channel(CHANNEL)
-    async with DiscordClient(discord.base_url, discord.token, patience=0) as client:
+    async with DiscordClient(discord.base_url, discord.token, max_wait=0) as client:
         discord.fail("create_message", RateLimited(30))
         first = await refused(client.create_message(CHANNEL, "hello"))
         second = await refused(client.create_message(CHANNEL, "hello"))
@@ -171,7 +171,7 @@ async def test_scripted_limits_block_one_bucket_or_all(discord: FakeDiscord) -> 
 
 async def test_rate_limits_in_virtual_time(autojump_clock: MockClock) -> None:
     """Concurrent calls of a bucket are spread over its windows, never more than it allows in one."""
-    limits = RateLimits(patience=60)
+    limits = RateLimits(max_wait=60)
     limits.learn(
         "send",
         "c",

@@ -23,17 +23,20 @@ QUICK = {"backoff": Backoff(first=0.01, cap=0.02, attempts=4), "identify_interva
 
 
 async def next_event(gateway: DiscordGateway, name: str) -> Dispatch:
-    """The next event of this name; those before it are read and dropped."""
+    """The next event of this name, which has not been handled; those before it are read and dropped."""
     with trio.fail_after(5):
         async for event in gateway.events:
             if event.name == name:
                 return event
+            event.session.settle(event.sequence)
     raise AssertionError(f"the events ended before {name}")
 
 
 async def next_text(gateway: DiscordGateway) -> str:
-    message = (await next_event(gateway, "MESSAGE_CREATE")).message()
+    event = await next_event(gateway, "MESSAGE_CREATE")
+    message = event.message()
     assert message is not None
+    event.session.settle(event.sequence)
     return message.content
 
 
@@ -146,11 +149,87 @@ async def test_missing_heartbeat_ack_reconnects() -> None:
 
 
 async def test_requested_heartbeat_is_sent_at_once(discord: FakeDiscord, discord_client: DiscordClient) -> None:
-    """Opcode 1 from the Gateway is answered without waiting for the interval, with the last sequence number."""
+    """Opcode 1 from the Gateway is answered without waiting for the interval, with the number up to which all events have been handled."""
     async with open_discord_gateway(discord_client, **QUICK) as gateway:
-        await next_event(gateway, "GUILD_CREATE")
+        guild = await next_event(gateway, "GUILD_CREATE")
         await discord.gateway.request_heartbeat()
-        assert (await discord.gateway.wait_for("heartbeat")).detail == 2
+        assert (await discord.gateway.wait_for("heartbeat")).detail == 1
+        with guild.handling():
+            discord.say("not handled")
+        await next_event(gateway, "MESSAGE_CREATE")
+        await discord.gateway.request_heartbeat()
+        assert (await discord.gateway.wait_for("heartbeat", count=2)).detail == 2
+
+
+async def next_texts(gateway: DiscordGateway, count: int) -> list[Dispatch]:
+    return [await next_event(gateway, "MESSAGE_CREATE") for _ in range(count)]
+
+
+async def test_a_session_that_is_taken_over_brings_what_was_not_handled(
+    discord: FakeDiscord, discord_client: DiscordClient
+) -> None:
+    """What failed, what was not read and what is new comes, in order; what was handled in between does not come again."""
+    async with open_discord_gateway(discord_client, **QUICK) as gateway:
+        await next_event(gateway, "READY")
+        for number in range(5):
+            discord.say(str(number))
+        handled, failed, again, _ = await next_texts(gateway, 4)
+        for event in (handled, again):
+            with event.handling():
+                pass
+        with pytest.raises(KeyError), failed.handling():
+            raise KeyError("mine")
+        session = gateway.session
+    assert session is not None
+    discord.say("5")
+    async with open_discord_gateway(discord_client, session, **QUICK) as gateway:
+        assert [await next_text(gateway) for _ in range(4)] == ["1", "3", "4", "5"]
+        # The connection is lost, and nothing is replayed that this user has read.
+        await discord.gateway.drop_connections()
+        discord.say("6")
+        assert await next_text(gateway) == "6"
+    resumed = [entry.detail for entry in discord.gateway.log if entry.kind == "resume"]
+    assert resumed[0] == failed.sequence - 1
+
+
+async def test_a_session_that_is_taken_over_and_was_forgotten_is_replaced(
+    discord: FakeDiscord, discord_client: DiscordClient
+) -> None:
+    """Events of the old session that are handled late do not count for the new one."""
+    async with open_discord_gateway(discord_client, **QUICK) as gateway:
+        await next_event(gateway, "READY")
+        discord.say("lost")
+        lost = await next_event(gateway, "MESSAGE_CREATE")
+        session = gateway.session
+    discord.gateway.forget_sessions()
+    async with open_discord_gateway(discord_client, session, **QUICK) as gateway:
+        await next_event(gateway, "READY")
+        discord.say("new")
+        new = await next_event(gateway, "MESSAGE_CREATE")
+        assert lost.sequence == new.sequence
+        with lost.handling():
+            pass
+        assert gateway.session is not None
+        assert gateway.session.handled == new.sequence - 1
+
+
+async def test_what_the_gateway_does_not_replay_blocks_nothing(
+    discord: FakeDiscord, discord_client: DiscordClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An event that was not handled, and that Discord has no longer, is given up with a line in the log."""
+    async with open_discord_gateway(discord_client, **QUICK) as gateway:
+        await next_event(gateway, "READY")
+        discord.say("lost")
+        lost = await next_event(gateway, "MESSAGE_CREATE")
+        session = gateway.session
+    assert session is not None
+    discord.gateway._sessions[session.id].events[lost.sequence - 1] = {"op": 11}
+    async with open_discord_gateway(discord_client, session, **QUICK) as gateway:
+        await next_event(gateway, "RESUMED")
+        discord.say("new")
+        assert await next_text(gateway) == "new"
+        assert session.handled > lost.sequence
+    assert "did not replay 1 events" in caplog.text
 
 
 async def test_wrong_token_is_fatal(discord: FakeDiscord) -> None:

@@ -174,11 +174,11 @@ async def test_pings_are_answered_and_heard(autojump_clock: MockClock) -> None:
     async with pair() as (client, server, _), trio.open_nursery() as nursery:
         nursery.start_soon(client.receive)
         nursery.start_soon(server.receive)
-        before = server.heard_at
+        before = server.received_at
         await trio.sleep(1)
         await server.ping()
         await wait_all_tasks_blocked()
-        assert server.heard_at > before
+        assert server.received_at > before
         nursery.cancel_scope.cancel()
 
 

@@ -93,7 +93,7 @@ async def test_impossible_answers_become_500(messages: list[Message]) -> None:
 
 
 async def test_message_after_the_end_is_refused() -> None:
-    """What comes after the last part is an error of the application and reaches nobody."""
+    """A part after the last one is an error of the application and is not sent."""
     async with running(answering(start(), body(b"done"), body(b"more"))) as server:
         client = await server.connect()
         assert (await client.get("/answer")).body == b"done"

@@ -173,7 +173,7 @@ def test_a_large_body_is_no_large_head() -> None:
 
 
 def test_bytes_after_the_last_request_are_ignored() -> None:
-    """Whoever said close and sends on is neither answered nor refused."""
+    """Requests after `connection: close` are neither answered nor refused."""
     reader = parse(b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\nGET /2 HTTP/1.1\r\nHost: a\r\n\r\n")
     assert reader.fault is None
     assert [request.target for request in reader.ready] == [b"/"]

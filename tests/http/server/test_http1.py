@@ -43,7 +43,7 @@ async def test_path_is_decoded_and_headers_are_lower_case(fast: bool) -> None:
 
 
 async def test_chunked_request_body_arrives_whole_and_trailers_are_dropped(fast: bool) -> None:
-    """A chunked body is joined; its trailers become nobody's headers."""
+    """A chunked body is joined; its trailers do not become headers of a request."""
     async with running(SampleApp(), fast=fast) as server:
         client = await server.connect()
         await client.send(b"POST /echo HTTP/1.1\r\nHost: test\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nwiki\r\n")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
-import ipaddress
 import ssl
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -18,15 +16,12 @@ import httpx2
 import msgspec
 import pytest
 import trio
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 from wsproto import ConnectionType, WSConnection
 from wsproto.events import AcceptConnection, CloseConnection, Request, TextMessage
 
 from hermes_trio.http.server.asgi import Receive, Scope, Send
 from hermes_trio.http.server.endings import Ending, ending_of
+from tests.certificates import make_certificate
 
 from .loopback import RawClient, RunningServer, request, running
 from .sample_app import SampleApp
@@ -39,28 +34,7 @@ LONG = 3600.0
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A self-signed certificate for loopback and its key."""
-    folder = tmp_path_factory.mktemp("tls")
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
-    now = datetime.datetime.now(datetime.UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    certfile, keyfile = folder / "cert.pem", folder / "key.pem"
-    certfile.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    keyfile.write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    )
-    return certfile, keyfile
+    return make_certificate(tmp_path_factory.mktemp("tls"))
 
 
 @asynccontextmanager
@@ -205,7 +179,7 @@ async def test_websocket(fast: bool) -> None:
 
 
 async def test_unknown_upgrade_is_answered_as_an_ordinary_request(fast: bool) -> None:
-    """An upgrade that nobody here speaks is ignored, and its body is read as a body."""
+    """An upgrade to an unknown protocol is ignored, and its body is read as a body."""
     async with running(SampleApp(), fast=fast) as server:
         client = await server.connect()
         await client.send(
@@ -232,6 +206,64 @@ async def test_a_slow_body_ends_over_http2(fast: bool) -> None:
         headers = [(":method", "POST"), (":path", "/echo"), (":authority", "test"), (":scheme", "http")]
         connection.send_headers(1, headers)
         assert (await exchange_http2(client, connection, 1))[0] == 408
+
+
+@pytest.mark.parametrize("endless", [False, True])
+async def test_a_body_after_its_answer_is_dropped_over_http2(
+    fast: bool, endless: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The rest of an upload that was refused early ends neither its connection nor the other requests on it; one without an end is reset."""
+    app = SampleApp()
+    async with running(app, fast=fast) as server:
+        client = await server.connect()
+        connection = h2.connection.H2Connection(h2.config.H2Configuration(header_encoding=False))
+        connection.initiate_connection()
+
+        def head(stream: int, path: str, **options: bool) -> None:
+            names = [(":method", "POST"), (":path", path), (":authority", "test"), (":scheme", "http")]
+            connection.send_headers(stream, names, **options)
+
+        head(1, "/wait", end_stream=True)
+        head(3, "/refuse")
+        assert (await exchange_http2(client, connection, 3))[0] == 401
+        reset = False
+        for _ in range(200 if endless else 20):
+            # More than the window in all: the server has to give back what it drops.
+            connection.send_data(3, b"x" * 16_000)
+            await client.send(connection.data_to_send())
+            while not reset and connection.local_flow_control_window(3) < 16_000:
+                data = await client.stream.receive_some(65536)
+                assert data, "the connection has ended"
+                reset = any(isinstance(event, h2.events.StreamReset) for event in connection.receive_data(data))
+            if reset:
+                break
+        assert reset is endless
+        if not reset:
+            connection.end_stream(3)
+        head(5, "/echo", end_stream=True)
+        assert (await exchange_http2(client, connection, 5))[0] == 200
+        app.finish.set()
+        assert (await exchange_http2(client, connection, 1))[0] == 200
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
+
+
+async def test_a_body_that_ends_short_after_its_answer_ends_no_connection_over_http2(fast: bool) -> None:
+    """A client that reads a refusal stops its upload, before its announced length: the other requests of its connection go on."""
+    app = SampleApp()
+    async with running(app, fast=fast) as server:
+        client = await server.connect()
+        connection = h2.connection.H2Connection(h2.config.H2Configuration(header_encoding=False))
+        connection.initiate_connection()
+        common = [(":method", "POST"), (":authority", "test"), (":scheme", "http")]
+        connection.send_headers(1, [*common, (":path", "/wait")], end_stream=True)
+        connection.send_headers(3, [*common, (":path", "/refuse"), ("content-length", "100000")])
+        connection.send_data(3, b"x" * 1000)
+        assert (await exchange_http2(client, connection, 3))[0] == 401
+        connection.end_stream(3)
+        connection.send_headers(5, [*common, (":path", "/echo")], end_stream=True)
+        assert (await exchange_http2(client, connection, 5))[0] == 200
+        app.finish.set()
+        assert (await exchange_http2(client, connection, 1))[0] == 200
 
 
 async def test_a_reader_that_gives_no_window_ends_over_http2(fast: bool) -> None:

@@ -89,7 +89,7 @@ async def test_request_already_on_its_way_is_answered() -> None:
 
 
 async def test_listening_socket_is_closed(fast: bool) -> None:
-    """After the shutdown nobody can connect."""
+    """After the shutdown, connections are refused."""
     async with running(SampleApp(), fast=fast) as server:
         await server.stop()
         with pytest.raises(OSError, match="refused"):

@@ -1,4 +1,4 @@
-"""The fakes' server and the record of calls: HTTP as others speak it, faults, waiting, and leaving nothing behind."""
+"""The server of the fakes and its record of calls: HTTP of real clients, faults, waiting, and no leaks."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ async def test_requests_of_every_form_reach_the_handler(http: httpx2.AsyncClient
 
 
 async def test_handler_of_a_client_that_leaves_is_cancelled() -> None:
-    """A held request ends when its client goes away."""
+    """A held request ends when its client disconnects."""
     held, ended = trio.Event(), trio.Event()
 
     async def handle(request: FakeRequest) -> FakeReply:
@@ -118,7 +118,7 @@ async def test_handler_of_a_client_that_leaves_is_cancelled() -> None:
 
 
 async def test_garbage_ends_only_its_own_connection(http: httpx2.AsyncClient) -> None:
-    """Bytes that are no HTTP end their connection; the server goes on."""
+    """Bytes that are not HTTP end their connection; the server continues."""
 
     async def handle(request: FakeRequest) -> FakeReply:
         return FakeReply(200)
@@ -148,7 +148,7 @@ async def test_bot_api_takes_forms_and_any_spelling(http: httpx2.AsyncClient) ->
 
 
 async def test_negative_offset_forgets_all_but_the_last_updates(http: httpx2.AsyncClient) -> None:
-    """getUpdates with a negative offset counts from the end, and forgets what came before."""
+    """getUpdates with a negative offset counts from the end, and drops all earlier updates."""
     async with open_fake_telegram() as fake:
         for number in range(3):
             fake.say(str(number))
@@ -160,7 +160,7 @@ async def test_negative_offset_forgets_all_but_the_last_updates(http: httpx2.Asy
 
 
 async def test_allowed_updates_filter_what_is_queued(http: httpx2.AsyncClient) -> None:
-    """Kinds that were not asked for are not queued."""
+    """Kinds that were not requested are not queued."""
     async with open_fake_telegram() as fake:
         url = f"{fake.base_url}/bot{fake.token}/getUpdates"
         await http.get(url, params={"allowed_updates": '["callback_query"]'})
@@ -190,7 +190,7 @@ async def test_calls_are_recorded_in_order_with_their_outcome(http: httpx2.Async
 
 
 async def test_waiting_for_what_never_comes_says_what_came(autojump_clock: MockClock) -> None:
-    """A wait that fails lists what there was instead."""
+    """A wait that fails lists the calls that were recorded."""
     ledger: CallLedger[str] = CallLedger("word")
     ledger.append("something else")
     with pytest.raises(NothingArrived, match="something else"):
@@ -198,7 +198,7 @@ async def test_waiting_for_what_never_comes_says_what_came(autojump_clock: MockC
 
 
 async def test_waiting_sees_the_past_and_changes_in_place(autojump_clock: MockClock) -> None:
-    """What happened before the wait counts, and so does an entry that changes during it."""
+    """Entries from before the wait count, and so do entries that change during it."""
     ledger: CallLedger[list[str]] = CallLedger("list")
     ledger.append(["early"])
     assert await ledger.first(lambda words: "early" in words, wanted="") == ["early"]

@@ -1,6 +1,6 @@
-"""Deliberate defects, switched on by a test: a judge that cannot convict proves nothing.
+"""Deliberate defects, applied by a test: an invariant that cannot fail proves nothing.
 
-`MUTANTS` has one or more for each invariant; `DEFECTS` puts back what once was broken, as small patches.
+`MUTANTS` has one or more for each invariant; `DEFECTS` reintroduces former defects, as small patches.
 """
 
 from __future__ import annotations
@@ -19,27 +19,29 @@ from hermes_trio.runtime import supervisor, turn
 from hermes_trio.runtime.admission import Admission
 from hermes_trio.runtime.ends import End, Ends
 from hermes_trio.runtime.event_writer import EventWriter
+from hermes_trio.runtime.interface import Inbox
 from hermes_trio.runtime.lane import Lanes
-from hermes_trio.runtime.outcome import CancelCause, Cause, StopReceipt
+from hermes_trio.runtime.outcome import CancelCause, Cause
 from hermes_trio.runtime.ports import JobFinish, NewMessage, TurnFinish
 from hermes_trio.runtime.run import Run
 from hermes_trio.runtime.stateless import StatelessEntry
+from hermes_trio.runtime.stop_receipt import StopReceipt, stop_each
 from hermes_trio.runtime.supervisor import Supervisor
 from hermes_trio.store.errors import StoreError
-from hermes_trio.store.sqlite import inbox, recovery
+from hermes_trio.store.sqlite import inbox, recovery, turns
 from hermes_trio.store.sqlite.store import SqliteStore
 from hermes_trio.testing.simulation import FAULT_KINDS, run_seed
 
 Patch = tuple[Any, str, Callable[[Any], Any]]
-"""Where, which attribute, and what it becomes."""
+"""An object, the name of its attribute, and the new value."""
 
 
 @contextmanager
 def patched(*patches: Patch) -> Iterator[None]:
-    """Change attributes for the body of the `with`."""
+    """Change attributes for the body of the `with`. One that does not exist any more is an `AttributeError`."""
     with pytest.MonkeyPatch.context() as patching:
         for owner, name, make in patches:
-            patching.setattr(owner, name, make(getattr(owner, name, None)), raising=False)
+            patching.setattr(owner, name, make(getattr(owner, name)))
         yield
 
 
@@ -49,6 +51,7 @@ def seeds_until_found(
     most: int,
     faults: Sequence[str] = FAULT_KINDS,
     nodes: int | None = 1,
+    platform: str | None = "telegram",
 ) -> int | None:
     """How many seeds, from 1 on, it takes until that invariant is broken; None if it is not within `most`.
 
@@ -56,9 +59,9 @@ def seeds_until_found(
     """
     for count in range(1, most + 1):
         with patched(*patches):
-            found = run_seed(count, faults=faults, nodes=nodes).violations
+            found = run_seed(count, faults=faults, nodes=nodes, platform=platform).violations
         if any(text.startswith(invariant) for text in found):
-            assert run_seed(count, faults=faults, nodes=nodes).violations == ()
+            assert run_seed(count, faults=faults, nodes=nodes, platform=platform).violations == ()
             return count
     return None
 
@@ -75,7 +78,7 @@ def _forgets_the_notice(real: Any) -> Any:
 
 def _sends_without_label(real: Any) -> Any:
     async def try_forms(self: Any, sender: Any, row: Any, replaces: str) -> Any:
-        return await real(self, sender, msgspec.structs.replace(row, maybe_duplicate=False), replaces)
+        return await real(self, sender, msgspec.structs.replace(row, maybe_duplicate=0), replaces)
 
     return try_forms
 
@@ -132,6 +135,14 @@ def _says_ok_at_once(real: Any) -> Any:
     return stop
 
 
+def _says_stopped_at_once(real: Any) -> Any:
+    async def stop_turn(self: Inbox, session_key: str, cause: Cause) -> StopReceipt | None:
+        await trio.lowlevel.checkpoint()
+        return StopReceipt(target=session_key, cause=cause, ok=True, milliseconds=0.0)
+
+    return stop_turn
+
+
 def _never_repeats(real: Any) -> Any:
     async def attempt(self: Ends, end: End, until: float) -> bool:
         if not end.attempts:
@@ -171,20 +182,21 @@ MUTANTS: dict[str, tuple[str, tuple[Patch, ...]]] = {
     ),
     "an event that is not kept": ("5 events", ((SqliteStore, "append_events", _loses_an_event),)),
     "a stop that says ok and does nothing": ("7 stops", ((Run, "stop", _says_ok_at_once),)),
+    "a /stop in a chat that says ok and does nothing": ("7 stops", ((Inbox, "stop_turn", _says_stopped_at_once),)),
     "an end that is tried once": ("8 calm", ((Ends, "_attempt", _never_repeats),)),
     "turns beyond the limit": (
         "9 limits",
         ((Admission, "admit", _admits_everybody), (Admission, "check", _lets_everybody_in)),
     ),
 }
-"""By what is wrong: the invariant that must convict it, and the patches."""
+"""By the defect: the invariant that it must violate, and the patches."""
 
 
-# -- what once was broken ------------------------------------------------------------------------------------------------------------
+# -- former defects ------------------------------------------------------------------------------------------------------------------
 
 
 def _gives_up(*names: str) -> Callable[[Any], Any]:
-    """An end of this kind that fails once is forgotten, as when nobody owned the ends."""
+    """An end of this kind that fails once is not retried."""
 
     def make(real: Any) -> Any:
         async def put(self: Ends, end: End) -> bool:
@@ -207,7 +219,7 @@ def _gives_up(*names: str) -> Callable[[Any], Any]:
 
 
 def _wakes_by_hand(real: Any) -> Any:
-    """The caller of a commit wakes who waits: one that is cancelled, or does not hear of its commit, wakes nobody."""
+    """Waiting tasks are woken by the caller of a commit: one that is cancelled, or gets an error, wakes none."""
 
     async def accept(self: Lanes, message: NewMessage) -> bool:
         accepted = await self._core.store.accept_message(message, limit=self._core.settings.mailbox) is not None
@@ -276,7 +288,7 @@ def _drops_refused_events(real: Any) -> Any:
 
 
 def _writes_again(real: Any) -> Any:
-    """The end of a turn that is written twice is two ends: the mark in its session's row is not looked at."""
+    """The end of a turn that is written twice is two ends: the mark in its session's row is not read."""
 
     async def finish_turn(self: Any, finish: TurnFinish) -> Any:
         db = self._writer._db
@@ -287,11 +299,11 @@ def _writes_again(real: Any) -> Any:
     return finish_turn
 
 
-def _lets_nobody_go(real: Any) -> Any:
-    async def let_go(self: Lanes) -> None:
+def _releases_nothing(real: Any) -> Any:
+    async def release_claims(self: Lanes) -> None:
         await trio.lowlevel.checkpoint()
 
-    return let_go
+    return release_claims
 
 
 def _lingers_through_a_drain(real: Any) -> Any:
@@ -307,7 +319,7 @@ def _spares_promised_jobs(real: Any) -> Any:
 
     async def stop_all(self: Supervisor, cause: Cause) -> list[StopReceipt]:
         jobs = [job for job in self.jobs() if job.channel is None or job.channel.inbox not in ("webhook", "cron")]
-        return await self._stop(jobs, cause)
+        return await stop_each(jobs, cause)
 
     return stop_all
 
@@ -343,7 +355,7 @@ def _thread_is_not_counted(real: Any) -> Any:
 
 
 def _ended_is_ended(real: Any) -> Any:
-    """A turn that has ended is gone, whatever it left behind."""
+    """A stop of an ended turn is `ok`, even if work that the turn left behind still runs."""
 
     async def stop_node(node: Any, cancel: Any, cause: Cause, timeout: float, tell: Any = None) -> StopReceipt:
         if node.closed_at is not None:
@@ -368,6 +380,10 @@ def _counts_no_wakes(real: Any) -> Any:
     return root_wakes
 
 
+def _counts_none(real: Any) -> Any:
+    return lambda db, root_id: 0
+
+
 NONE = ()
 RECEIVER = ("receiver",)
 STORE = ("store",)
@@ -378,7 +394,7 @@ DEFECTS: dict[str, tuple[str, Sequence[str], tuple[Patch, ...]]] = {
         "8 calm",
         NONE,
         (
-            (Lanes, "let_go", _lets_nobody_go),
+            (Lanes, "release_claims", _releases_nothing),
             (Lanes, "_end_or_linger", _lingers_through_a_drain),
             (Supervisor, "stop_all", _spares_promised_jobs),
         ),
@@ -419,10 +435,14 @@ DEFECTS: dict[str, tuple[str, Sequence[str], tuple[Patch, ...]]] = {
         STORE,
         ((Lanes, "accept", _wakes_by_hand), (inbox, "accept_message", _signals_no_message)),
     ),
-    "15 the budget of wakes does nothing": ("9 limits", NONE, ((SqliteStore, "root_wakes", _counts_no_wakes),)),
+    "15 the budget of wakes does nothing": (
+        "9 limits",
+        NONE,
+        ((SqliteStore, "root_wakes", _counts_no_wakes), (turns, "root_wakes", _counts_none)),
+    ),
     "shape 2 a turn's end written twice": ("4 transcripts", STORE, ((SqliteStore, "finish_turn", _writes_again),)),
     "shape 3 runs of a dead owner stay": ("8 calm", CRASH, ((recovery, "_fail_runs", _reaps_nothing),)),
     "shape 3 jobs of a dead owner stay": ("8 calm", CRASH, ((recovery, "_lose_jobs", _reaps_nothing),)),
     "shape 3 rows of a dead owner stay": ("8 calm", CRASH, ((recovery, "_interrupt_messages", _reaps_nothing),)),
 }
-"""By a number for each kind of defect (`shape` for those of signals, ends and claims): the invariant that must convict it, the faults, and the patches."""
+"""By a number for each kind of defect (`shape` for those of signals, ends and claims): the invariant that it must violate, the faults, and the patches."""

@@ -77,7 +77,7 @@ class Life:
                         await trio.sleep_forever()
 
     def power_off(self) -> None:
-        """From now on nothing of it is written."""
+        """Discard all later writes."""
         self.dead = True
         if self.runtime is not None:
             self.runtime.abort()

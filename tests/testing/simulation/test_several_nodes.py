@@ -1,7 +1,8 @@
-"""Worlds with several nodes: what they promise together, and that the judge finds what is broken between them."""
+"""Worlds with several nodes: what they promise together, and that the invariants find what is broken between them."""
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -12,8 +13,8 @@ from hermes_trio.runtime.ports import EventRow
 from hermes_trio.runtime.turn import Turn
 from hermes_trio.testing.simulation import Program, Step, make_program, run_program, run_seed, run_seeds
 
-from .mutants import patched
-from .node_mutants import NODE_MUTANTS, node_seeds_until_found
+from .mutants import patched, seeds_until_found
+from .node_mutants import NODE_MUTANTS
 
 
 def test_a_sample_of_worlds_with_several_nodes_keeps_every_promise() -> None:
@@ -44,7 +45,7 @@ PAUSED = Program(
 
 
 def test_a_node_that_was_paused_past_its_lease_ends_when_it_wakes() -> None:
-    """Its neighbour has taken over by then, and nothing of it is written or begun any more."""
+    """Another node has taken over by then; the paused node writes and begins nothing more."""
     result = run_program(PAUSED)
     assert not result.violations, result.story()
     names = [
@@ -68,7 +69,7 @@ CUT_OFF = Program(
 
 def test_a_node_that_goes_on_without_its_lease_is_convicted() -> None:
     """One of the defects between nodes; `make test-slow` puts in all of them. Without it the same program breaks no promise."""
-    invariant, _, patches = NODE_MUTANTS["a node that goes on without its lease"]
+    invariant, _, _, patches = NODE_MUTANTS["a node that goes on without its lease"]
     assert run_program(CUT_OFF).violations == ()
     with patched(*patches):
         assert invariant in run_program(CUT_OFF).invariants
@@ -96,7 +97,7 @@ def _ends_without_what_is_on_its_way(real: Any) -> Any:
 
 
 def test_a_run_whose_end_is_stored_before_its_first_events_is_convicted() -> None:
-    """Whoever follows the run on another node would get its last events only. Without that defect everybody gets all of them."""
+    """A reader on another node would get the last events only. Without the defect every reader gets all of them."""
     assert run_program(CUT_OFF_AT_THE_END).violations == ()
     with patched((EventWriter, "terminal", _ends_without_what_is_on_its_way)):
         assert "5 events" in run_program(CUT_OFF_AT_THE_END).invariants
@@ -111,6 +112,8 @@ def test_two_hundred_worlds_with_three_nodes_keep_every_promise() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NODE_MUTANTS)
 def test_every_defect_between_nodes_is_convicted_within_five_hundred_seeds(name: str) -> None:
-    """By the invariant that it breaks."""
-    invariant, nodes, patches = NODE_MUTANTS[name]
-    assert node_seeds_until_found(patches, invariant, 500, nodes) is not None
+    """By the invariant that it breaks. `pytest -s` prints the table."""
+    invariant, faults, nodes, patches = NODE_MUTANTS[name]
+    seeds = seeds_until_found(patches, invariant, 500, faults, nodes)
+    sys.stdout.write(f"\n| {name} | {', '.join(faults) or 'none'} | {nodes} | {invariant} | {seeds} |\n")
+    assert seeds is not None

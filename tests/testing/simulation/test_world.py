@@ -10,11 +10,15 @@ import subprocess
 import sys
 import threading
 import time
+from contextvars import copy_context
 from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
+from hermes_trio.commands.options import CommandFailed
+from hermes_trio.commands.simulate import simulate
 from hermes_trio.testing.simulation import (
     Program,
     SimulationBreach,
@@ -27,7 +31,7 @@ from hermes_trio.testing.simulation import (
 )
 from hermes_trio.testing.simulation.boundary import EPOCH, Boundary
 from hermes_trio.testing.simulation.node import SimulatedNode
-from hermes_trio.testing.simulation.processes import SimulatedCustody
+from hermes_trio.testing.simulation.processes import SimulatedCustody, SimulatedKernel
 from hermes_trio.tools.warden import warden
 from hermes_trio.tools.warden.custody import Custody
 
@@ -47,7 +51,7 @@ def digests(first: int, last: int, hash_seed: str) -> list[str]:
 
 
 def test_a_seed_gives_the_same_trace_in_another_process() -> None:
-    """Neither the hashes of strings nor addresses in memory decide anything."""
+    """The trace depends neither on hashes of strings nor on addresses in memory."""
     first = digests(1, 3, "1")
     assert len(first) == 2
     assert first == digests(1, 3, "77")
@@ -66,8 +70,33 @@ def test_seeds_differ() -> None:
     assert make_program(1) != make_program(2)
 
 
+@pytest.mark.parametrize(
+    ("kind", "words", "told"),
+    [
+        ("store", "finish_turn sideways", "one of before, after"),
+        ("store", "finish_turn after time=2", "has the option time"),
+        ("pause", "secs=3", "has the option secs"),
+        ("crash", "now", "needs the option down=NUMBER"),
+        ("partition", "seconds=3", "one of away, deaf"),
+    ],
+)
+def test_a_fault_that_would_be_misread_is_named(kind: str, words: str, told: str) -> None:
+    """A misspelt fault does not make a program pass: the world breaks, and says what is wrong with the step."""
+    result = run_program(Program(1, 10, (Step(5.0, kind, words=words),)), WorldSettings(cron="", calm_seconds=10))
+    (violation,) = result.violations
+    assert told in violation
+
+
+@pytest.mark.parametrize("option", ["seeds", "workers", "minutes"])
+def test_a_command_that_would_simulate_nothing_is_refused(option: str) -> None:
+    """No world is no proof."""
+    given: dict[str, Any] = {option: 0}
+    with pytest.raises(CommandFailed, match=f"--{option} is 0"):
+        simulate(**given)
+
+
 def test_commands_run_in_a_world() -> None:
-    """A world whose tools fail would keep every promise and show nothing: a command runs, a background one is reported, and a broken tool is a violation."""
+    """Worlds whose tools fail would satisfy every invariant untested: a command runs, a background one is reported, and a broken tool is a violation."""
     program = Program(1, 30, (Step(5.0, "write", 0, 1, "run 5"), Step(6.0, "write", 1, 2, "bg 5")))
     settings = WorldSettings(cron="", calm_seconds=60)
     result = run_program(program, settings)
@@ -79,9 +108,43 @@ def test_commands_run_in_a_world() -> None:
         assert run_program(program, settings).invariants == {"no defect"}
 
 
+def test_a_run_that_is_being_started_has_not_settled() -> None:
+    """Its row is written, the store's answer is lost, and the start is retried: a client that reads its events meanwhile gets those of the whole run."""
+    faults = Step(8.0, "store", words="begin_turn after seconds=60")
+    program = Program(1, 180, (faults, Step(8.6, "run", 1, 2, "think 10")))
+    result = run_program(program, WorldSettings(cron="", calm_seconds=60))
+    (told,) = result.trace.of("run")
+    assert "[503, 202]" in told.text
+    assert result.violations == (), result.story()
+
+
+def test_a_node_may_crash_in_the_instant_of_its_start() -> None:
+    """Before its first step."""
+    crashes = (Step(10.0, "crash", words="now down=5"), Step(15.0, "crash", words="now down=0.5"))
+    result = run_program(Program(2, 30, crashes), WorldSettings(cron="", calm_seconds=60))
+    assert len(result.trace.of("crash")) == 2
+    assert result.violations == (), result.story()
+
+
+async def test_a_command_that_was_handed_over_in_the_instant_of_a_crash_does_not_start() -> None:
+    """The power fails before its keeper has run: the keeper ends, and its link is closed."""
+    async with trio.open_nursery() as nursery:
+        kernel = SimulatedKernel(nursery, lambda kind, text: None, copy_context())
+        ours, theirs = socket.socketpair()
+        kept: Any = None
+        with ours:
+            with theirs:
+                kernel.begin(kernel.custody(), kept, [theirs.fileno()])
+            kernel.power_off()
+            await trio.testing.wait_all_tasks_blocked()
+            ours.setblocking(False)
+            assert ours.recv(1) == b""
+        nursery.cancel_scope.cancel()
+
+
 def test_the_simulated_warden_has_the_port_of_the_real_one() -> None:
     """What stands in for `Custody` takes the same arguments, and has everything that a warden uses of one whose commands are not confined."""
-    for name in ("hand_over", "discard", "condemn", "dismiss", "attend"):
+    for name in ("hand_over", "discard", "fail", "dismiss", "attend"):
         real, simulated = (inspect.signature(getattr(kind, name)) for kind in (Custody, SimulatedCustody))
         assert list(real.parameters) == list(simulated.parameters), name
     confined = {"template", "forget", "forget_template"}
@@ -91,7 +154,7 @@ def test_the_simulated_warden_has_the_port_of_the_real_one() -> None:
 
 
 class Nothing:
-    """A world with nothing outside."""
+    """A world without I/O outside of the process."""
 
     def custody(self) -> object:
         raise AssertionError

@@ -99,7 +99,7 @@ const WAITS = [0.5, 1, 2, 4, 8]; // seconds between two attempts
  * "live", "lost" (with the seconds to the next attempt), "refused" (with the problem) or "over".
  */
 export class Follower {
-  /** @param {string} path @param {{hear: Function, state?: Function, finished?: (problem: Error|null) => boolean}} options */
+  /** @param {string|(() => string)} path The address, or what returns it for each attempt. @param {{hear: Function, state?: Function, finished?: (problem: Error|null) => boolean}} options */
   constructor(path, { hear, state = () => {}, finished = () => false }) {
     Object.assign(this, { path, hear, state, finished, last: "", tries: 0, closed: false, abort: null, wake: null });
     this.run();
@@ -110,7 +110,7 @@ export class Follower {
       this.abort = new AbortController();
       let problem = null;
       try {
-        await stream(this.path, {
+        await stream(typeof this.path === "string" ? this.path : this.path(), {
           last: this.last,
           signal: this.abort.signal,
           open: () => { this.tries = 0; this.state("live"); },
@@ -143,11 +143,11 @@ export class Follower {
 }
 
 /**
- * Stop the work of a node. `line` gets each line of the receipt as it comes; returns the receipt.
- * @param {number} key @param {(line: object) => void} line @returns {Promise<object|null>}
+ * Stop the work of a node of the tree that the host `on` has: a load balancer may pass the request to another host. `line` gets each line of the receipt as it comes; returns the receipt.
+ * @param {number} key @param {string} on @param {(line: object) => void} line @returns {Promise<object|null>}
  */
-export async function stopNode(key, line) {
+export async function stopNode(key, on, line) {
   let receipt = null;
-  await stream(`/v1/tree/${key}/stop`, { method: "POST", hear: ({ name, data }) => { if (name === "line") line(data); else if (name === "receipt") receipt = data; } });
+  await stream(`/v1/tree/${key}/stop?node=${encodeURIComponent(on)}`, { method: "POST", hear: ({ name, data }) => { if (name === "line") line(data); else if (name === "receipt") receipt = data; } });
   return receipt;
 }

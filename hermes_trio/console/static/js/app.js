@@ -145,12 +145,31 @@ function enter(me) {
 }
 
 // -- the stream: snapshot, then differences. While it is lost, what is shown is the last thing known, and says so.
+let host = ""; // the node of the store whose tree is followed, where there are several: a load balancer may pass each request to another one
 function follow() {
-  follower = new Follower("/v1/tree/events", {
-    hear: (event) => { store.apply(event); if (link.state === "connecting") { link.state = "live"; if (view === null) route(); } }, // a view that is there may hold what was typed
-    state: (name, more) => { if (name !== "live" || link.state === "lost") watch(name, more); }, // connected is who has a snapshot
+  follower?.close();
+  follower = new Follower(() => "/v1/tree/events" + (host ? `?node=${encodeURIComponent(host)}` : ""), {
+    hear: (event) => { store.apply(event); host = store.cluster.length > 1 ? store.host : ""; if (link.state === "connecting") { link.state = "live"; if (view === null) route(); } }, // a view that is there may hold what was typed
+    state: (name, more) => {
+      if (name === "refused" && more.code === "unknown_node") return leaveHost(); // it is gone
+      if (name === "lost" && store.moving) return leaveHost("That node does not answer."); // the one that was shown still does
+      if (name !== "live" || link.state === "lost") watch(name, more); // connected is who has a snapshot
+    },
   });
 }
+function leaveHost(words = "") {
+  host = store.moving ? store.host : "";
+  store.moving = false;
+  if (words) tell(words, "bad");
+  follow();
+}
+/** Show the tree of another node of the store. @param {string} incarnation */
+ctx.visit = (incarnation) => {
+  if (incarnation === store.host || store.frozen !== null) return;
+  host = incarnation;
+  store.moving = true;
+  follow();
+};
 function watch(name, more) {
   if (name === "live") link.state === "lost" ? regain() : (link.state = "live");
   else if (name === "lost") lose(more);
@@ -172,9 +191,10 @@ function regain() {
   ctx.announce("Connected again. This page is up to date.");
   view?.regain?.();
 }
-store.restarted = () => {
+store.restarted = (moved) => {
   ctx.samples.clear();
-  tell("The server was started again. What ran before it has ended; this page is up to date.");
+  if (moved) ctx.announce("The tree is now that of another node.");
+  else tell(store.cluster.length > 1 ? "The node that was shown is gone. This page shows another one, and is up to date." : "The server was started again. What ran before it has ended; this page is up to date.");
   view?.regain?.();
 };
 

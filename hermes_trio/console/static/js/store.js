@@ -13,6 +13,8 @@ export class TreeStore {
     this.nodes = new Map();
     this.root = null;
     this.epoch = "";
+    this.host = ""; // the incarnation of the node of the store whose tree this is
+    this.moving = false; // whether the next snapshot is of another node because a person asked for it
     this.collapsed = new Set();
     this.filter = { text: "", kinds: new Set(), owner: "", warning: "" };
     this.leaving = [];
@@ -38,9 +40,12 @@ export class TreeStore {
     else if (name === "nodes") this.cluster = data.nodes.map((one) => ({ ...one, at: now() }));
   }
 
-  _snapshot({ epoch, tree }) {
-    const again = this.epoch !== "" && this.epoch !== epoch;
-    if (again) for (const turn of this.turns.values()) this._cut(turn);
+  _snapshot({ epoch, tree, node: host }) {
+    const again = this.epoch !== "" && this.epoch !== epoch, moved = this.moving;
+    this.host = host;
+    this.moving = false;
+    if (again && moved) this.turns.clear();
+    else if (again) for (const turn of this.turns.values()) this._cut(turn);
     this.epoch = epoch;
     const kept = again ? new Map() : this.nodes;
     this.nodes = new Map();
@@ -55,7 +60,7 @@ export class TreeStore {
     }
     if (!again) for (const [key, node] of kept) if (!this.nodes.has(key)) this._ended(node, "ended while this page was away");
     this.shape += 1;
-    if (again) this.restarted();
+    if (again) this.restarted(moved);
   }
 
   _difference({ nodes, closed }) {

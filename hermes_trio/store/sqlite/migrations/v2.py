@@ -8,7 +8,7 @@ __all__ = ["to_version_2"]
 
 
 def to_version_2(db: Database) -> None:
-    """Bring a file of version 1 to version 2. What was under way in it belongs to an owner that is gone (the empty one), and is reaped at the start."""
+    """Bring a file of version 1 to version 2. Open work in it belongs to an owner that has ended (the empty one), and is reaped at the start."""
     for table in ("sessions", "runs", "jobs", "inbox", "outbox", "approvals", "cron_executions"):
         db.execute(f"ALTER TABLE {table} ADD COLUMN owner TEXT NOT NULL DEFAULT ''")
     db.execute("ALTER TABLE sessions ADD COLUMN last_turn TEXT NOT NULL DEFAULT ''")

@@ -1,4 +1,4 @@
-"""Version 3: tenants that hold. Keys of HTTP sessions name their tenant; "always" belongs to whoever gave it."""
+"""Version 3: tenants that hold. Keys of HTTP sessions name their tenant; "always" belongs to the user who gave it."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ INSERT OR IGNORE INTO grants (scope, category, granted_at)
     SELECT 'platform api_server', category, granted_at FROM grants WHERE scope = '';
 DELETE FROM grants WHERE scope = '';
 """
-"""A grant to everybody does not say who gave it. It becomes the operator's own, over HTTP; elsewhere a person is asked again."""
+"""A grant without a grantee does not say who gave it. It becomes the operator's own, over HTTP; elsewhere a person is asked again."""
 
 
 def to_version_3(db: Database) -> None:
-    """Name the tenant in every key of an HTTP session, and give the grants to everybody to the operator."""
+    """Name the tenant in every key of an HTTP session, and give the grants without a grantee to the operator."""
     db.execute(_SESSIONS)
     db.execute(_JOBS)
     db.execute(_ROUTING.format(table="sessions", id="sessions.id"))

@@ -1,4 +1,4 @@
-"""Version 5: what was said in one chat is found by an index, also when it was sent long ago."""
+"""Version 5: an index on the chat of a reply, for the history of one chat."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Version 6: the nodes that share a store, what only one of them runs, and what they ask of each other; whether anybody has seen a question."""
+"""Version 6: the nodes that share a store, their leases, and their requests to each other; whether a user has seen a question."""
 
 from __future__ import annotations
 
@@ -40,6 +40,6 @@ _APPROVALS: Final = "ALTER TABLE approvals ADD COLUMN asked INTEGER NOT NULL DEF
 
 
 def to_version_6(db: Database) -> None:
-    """Make the tables of the nodes, and the column of approvals that says whether anybody has seen the question."""
+    """Make the tables of the nodes, and the column of approvals that says whether a user has seen the question."""
     db.execute(_NODES)
     db.execute(_APPROVALS)

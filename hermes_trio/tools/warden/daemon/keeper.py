@@ -1,7 +1,7 @@
 """Keeps one job: the command and all its descendants.
 
 A keeper is the sub-reaper of the command that it starts, so a descendant that forks twice, leaves its session or
-loses its parent is still its child, and "no children left" means that the whole job is gone. It reports to the server over
+loses its parent is still its child, and "no children left" means that the whole job has ended. It reports to the server over
 its link when the command starts, when it exits, and when no process of the job is left; it kills the job on an order, and
 also when the server or the warden dies. It ends when the job is empty.
 """
@@ -17,9 +17,9 @@ import time
 
 import cgroup
 import confine
-import descent
 import oom
 import prctl
+import process_table
 from wire import ABANDONED_GRACE, FIRST_INHERITED, FRAME, Confinement, Kind, Means, Plan, Stage, Streams
 
 SEARCH_TIME, SEARCH_PAUSE = 0.2, 0.02
@@ -38,7 +38,7 @@ FIRST_PAUSE, LAST_PAUSE = 0.002, 0.25
 COUNT_PAUSE = 1.0
 """Seconds between two counts of a job's processes, if they are limited."""
 
-DEAF_TO = (
+IGNORED_SIGNALS = (
     signal.SIGHUP,
     signal.SIGINT,
     signal.SIGQUIT,
@@ -53,7 +53,7 @@ DEAF_TO = (
 )
 """Signals that the warden and keepers ignore: a supervisor that signals the whole group ends the server, which ends them."""
 
-_RESET_FOR_COMMAND = (*DEAF_TO, signal.SIGCHLD, signal.SIGXFSZ)
+_RESET_FOR_COMMAND = (*IGNORED_SIGNALS, signal.SIGCHLD, signal.SIGXFSZ)
 _REPORT = struct.Struct("!ii")
 
 
@@ -137,7 +137,7 @@ def keep(link: int, life: int, streams: list[int], origin: Inheritance | None = 
 def _confine(plan: Confinement | None, number: int, origin: Inheritance | None, streams: list[int]) -> tuple[int, int]:
     """Set up the namespaces and file systems of the command. Return two descriptors of the job's control group, -1 without one."""
     if (plan is not None and plan.prepared) != (origin is not None):
-        raise OSError(errno.EINVAL, "a plan for keepers of a template, or one that is not, came to the other kind")
+        raise OSError(errno.EINVAL, "a plan for a keeper of a template reached another keeper, or the reverse")
     group = (-1, -1)
     if plan is None:
         return group
@@ -197,7 +197,7 @@ class Keeper:
             self._count()
             if not self._press():
                 return
-            for descriptor, _ in poll.poll(self._patience()):
+            for descriptor, _ in poll.poll(self._poll_timeout()):
                 if descriptor == self._wake:
                     drain(self._wake)
                 elif descriptor == self._life:
@@ -233,13 +233,13 @@ class Keeper:
         if not self._most or self._grace_ends is not None or now < self._count_at:
             return
         self._count_at = now + COUNT_PAUSE
-        found = len(descent.descendants(self._pid))
+        found = len(process_table.descendants(self._pid))
         if found > self._most:
             self.tell(Kind.CROWDED, found, self._most)
             self._end(0)
 
     def _listen(self) -> bool:
-        """Obey the orders of the server. Return False if the server is gone."""
+        """Obey the orders of the server. Return False if the server has ended."""
         try:
             received = os.read(self._link, 4096)
         except OSError:
@@ -267,15 +267,15 @@ class Keeper:
 
         Leaves out the children that a living process started after its SIGTERM, in order to clean up.
         """
-        found = [one for one in descent.descendants(self._pid) if one.alive]
+        found = [one for one in process_table.descendants(self._pid) if one.alive]
         informed = {one.pid for one in found if (one.pid, one.started) in self._told}
         fresh = [one for one in found if one.pid not in informed and one.parent not in informed]
         for one in fresh:
             self._means = max(self._means, Means.SIGTERM)
             self._told.add((one.pid, one.started))
-            descent.send(one, signal.SIGTERM)
+            process_table.send(one, signal.SIGTERM)
             # A stopped process handles SIGTERM only after SIGCONT.
-            descent.send(one, signal.SIGCONT)
+            process_table.send(one, signal.SIGCONT)
 
     def _press(self) -> bool:
         """Send what is due: nothing, SIGTERM, or a round of SIGKILL. Return False if the keeper should give up."""
@@ -288,7 +288,7 @@ class Keeper:
         if self._killing_since is None:
             self._killing_since = now
         cgroup.kill(self.group)
-        alive = descent.kill_listed(descent.descendants(self._pid), self._pid)
+        alive = process_table.kill_listed(process_table.descendants(self._pid), self._pid)
         if alive:
             self._means = Means.SIGKILL
         killing = now - self._killing_since
@@ -297,7 +297,7 @@ class Keeper:
             self.tell(Kind.SURVIVORS, alive)
         return self._served or killing < GIVE_UP
 
-    def _patience(self) -> float | None:
+    def _poll_timeout(self) -> float | None:
         """Return the time-out of the next poll in milliseconds; None for no time-out."""
         now = time.monotonic()
         if self._grace_ends is None:
@@ -371,7 +371,7 @@ def _become_command(
         prctl.set_dumpable(True)
         os.write(report, _REPORT.pack(0, _own_number(outside)))
         _take_streams(plan.streams, streams)
-        oom.offer_oneself()
+        oom.prefer_own_process()
         for signum in _RESET_FOR_COMMAND:
             signal.signal(signum, signal.SIG_DFL)
         if plan.confinement is not None:

@@ -3,7 +3,7 @@
 It forks a keeper for each SPAWN, reaps keepers that have ended, and is itself a sub-reaper: when a keeper dies before
 its job does, the job's processes become its children and are killed. It also forks the templates, whose keepers are its children
 like any other and report themselves. It ends when its standard input, the control socket, ends:
-then the server is gone or has dismissed it, and it waits for the last keeper and the last orphan.
+then the server has ended or has dismissed it, and it waits for the last keeper and the last orphan.
 """
 
 import _socket
@@ -19,13 +19,13 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 import cgroup
 import confine
-import descent
 import keeper
 import prctl
+import process_table
 from template import Template
 from wire import ABANDONED_GRACE, CGROUP_VARIABLE, FRAME, Kind, Spaces, Stage, receive
 
-KEEPER_PATIENCE = ABANDONED_GRACE + 2.0
+KEEPER_LIMIT = ABANDONED_GRACE + 2.0
 """Seconds that keepers have to end their jobs after the end of the control socket; then the warden kills both."""
 
 GIVE_UP = 30.0
@@ -46,9 +46,9 @@ class WardenDaemon:
         self._pid = os.getpid()
         self._control = control
         self._keepers: dict[int, int] = {}
-        self._bereaved: set[int] = set()
+        self._orphaned_jobs: set[int] = set()
         self._templates: set[int] = set()
-        self._condemned: set[int] = set()
+        self._to_kill: set[int] = set()
         """Jobs to kill as soon as their keeper has reported itself."""
         self._group = os.environ.get(CGROUP_VARIABLE, "")
         # The groups of an earlier warden have no keeper any more.
@@ -56,7 +56,7 @@ class WardenDaemon:
         """The control groups of ended keepers that are not removed yet, with the number of attempts."""
         self._closed_at: float | None = None
         # Only this process holds the writing end: keepers read end-of-file when it dies, however it dies.
-        self._life, self._pulse = os.pipe2(os.O_CLOEXEC)
+        self._life, self._life_writer = os.pipe2(os.O_CLOEXEC)
         self._claims, self._claim = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self._claims, False)
         self._wake = keeper.open_wake()
@@ -75,7 +75,7 @@ class WardenDaemon:
                     for name, tried in self._ended.items()
                     if tried < GROUP_ATTEMPTS and not cgroup.end(self._group, name)
                 }
-            self._bury()
+            self._kill_orphans()
             if self._closed_at is not None and self._finished(time.monotonic() - self._closed_at):
                 return
             for descriptor, _ in poll.poll(ORPHAN_PAUSE if self._busy else None):
@@ -92,7 +92,7 @@ class WardenDaemon:
     @property
     def _busy(self) -> bool:
         """Return whether the loop has to run again without an event."""
-        return bool(self._bereaved or self._ended or self._closed_at is not None)
+        return bool(self._orphaned_jobs or self._ended or self._closed_at is not None)
 
     def _serve(self) -> bool:
         """Handle one packet. Return False at the end of the control socket."""
@@ -107,7 +107,7 @@ class WardenDaemon:
             for pid in found:
                 os.kill(pid, signal.SIGKILL)
             if not found:
-                self._condemned.add(job)
+                self._to_kill.add(job)
         elif kind == Kind.TEMPLATE:
             self._fork_template(Spaces(job), descriptors)
         for descriptor in descriptors:
@@ -129,7 +129,7 @@ class WardenDaemon:
             return
         status = 70
         try:
-            os.close(self._pulse)
+            os.close(self._life_writer)
             self._control.close()
             os.close(self._wake)
             confine.settle(spaces, uid, gid)
@@ -154,7 +154,7 @@ class WardenDaemon:
             return
         status = 70
         try:
-            os.close(self._pulse)
+            os.close(self._life_writer)
             os.close(self._wake)
             os.close(self._claims)
             self._control.close()
@@ -180,8 +180,8 @@ class WardenDaemon:
                     self._tell(Kind.CLOSED, job)
                     continue
                 self._keepers[pid] = job
-                if job in self._condemned:
-                    self._condemned.discard(job)
+                if job in self._to_kill:
+                    self._to_kill.discard(job)
                     os.kill(pid, signal.SIGKILL)
 
     def _reap(self) -> None:
@@ -204,43 +204,43 @@ class WardenDaemon:
                 if job is not None and status == 0:
                     self._tell(Kind.CLOSED, job)
                 elif job is not None:
-                    self._bereaved.add(job)
+                    self._orphaned_jobs.add(job)
         except ChildProcessError:
             return
 
-    def _bury(self) -> None:
+    def _kill_orphans(self) -> None:
         """Kill the orphans of dead keepers. Their job cannot be determined, so the jobs are closed together."""
-        if not self._bereaved and self._closed_at is None:
+        if not self._orphaned_jobs and self._closed_at is None:
             return
-        if strangers := self._strangers():
-            fresh = {child.pid for child in strangers if child.session == self._pid}
+        if unknown := self._unknown_children():
+            fresh = {child.pid for child in unknown if child.session == self._pid}
             spared = fresh.union(self._keepers, self._templates)
-            descent.kill_listed(descent.descendants(self._pid, without=spared), self._pid)
+            process_table.kill_listed(process_table.descendants(self._pid, without=spared), self._pid)
             return
-        for job in self._bereaved:
+        for job in self._orphaned_jobs:
             self._tell(Kind.CLOSED, job)
-        self._bereaved.clear()
+        self._orphaned_jobs.clear()
 
-    def _strangers(self) -> list[descent.Relative]:
+    def _unknown_children(self) -> list[process_table.ProcessEntry]:
         """Return the children that are no known keepers or templates: orphans of commands, in other sessions, and keepers not yet reported."""
         return [
             child
-            for child in descent.children(self._pid)
+            for child in process_table.children(self._pid)
             if child.pid not in self._keepers and child.pid not in self._templates
         ]
 
     def _finished(self, elapsed: float) -> bool:
-        strangers = self._strangers()
-        if elapsed > KEEPER_PATIENCE:
-            for pid in (*self._keepers, *(child.pid for child in strangers)):
+        unknown = self._unknown_children()
+        if elapsed > KEEPER_LIMIT:
+            for pid in (*self._keepers, *(child.pid for child in unknown)):
                 os.kill(pid, signal.SIGKILL)
-        return not (self._keepers or self._templates or strangers) or elapsed > GIVE_UP
+        return not (self._keepers or self._templates or unknown) or elapsed > GIVE_UP
 
     def _tell(self, kind: Kind, job: int) -> None:
         try:
             self._control.send(FRAME.pack(kind, job, 0))
         except OSError:
-            # The server is gone; the next read returns its end of file.
+            # The server has ended; the next read returns its end of file.
             return
 
 
@@ -257,7 +257,7 @@ def main() -> None:
     prctl.set_name("hermes-warden")
     prctl.become_subreaper()
     prctl.set_dumpable(False)
-    for signum in keeper.DEAF_TO:
+    for signum in keeper.IGNORED_SIGNALS:
         signal.signal(signum, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     # Collections would copy pages that keepers share, and this process makes no reference cycles.

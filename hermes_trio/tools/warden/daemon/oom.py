@@ -26,7 +26,7 @@ def command_score(server_score: int) -> int:
     return min(server_score + COMMAND_OFFSET, HIGHEST)
 
 
-def offer_oneself() -> None:
+def prefer_own_process() -> None:
     """Set this process to a command's score. Does nothing if that is not permitted (a sandbox, a read-only /proc)."""
     own = score(os.getpid())
     if own is None:

@@ -30,7 +30,7 @@ CGROUP_VARIABLE = "HERMES_TRIO_CGROUP"
 """In the environment of the warden: the delegated control group of the jobs."""
 
 ABANDONED_GRACE = 1.0
-"""Seconds between SIGTERM and SIGKILL if the server or the warden is gone."""
+"""Seconds between SIGTERM and SIGKILL if the server or the warden has ended."""
 
 
 class Kind(IntEnum):
@@ -245,7 +245,7 @@ class Confinement:
 
     @classmethod
     def decode(cls, strings: list[bytes]) -> "Confinement":
-        """The inverse of `encode`."""
+        """Decode what `encode` wrote."""
         made = cls()
         for name, number in zip(cls._NUMBERS, strings[0].split(), strict=True):
             setattr(made, name, int(number))
@@ -323,7 +323,7 @@ def describe(common: Confinement, marks: Iterable[bytes]) -> bytes:
 
 
 def read_description(data: bytes) -> tuple[Confinement, list[bytes]]:
-    """The inverse of `describe`."""
+    """Read what `describe` wrote."""
     count, *strings = data.split(b"\0")
     return Confinement.decode(strings[int(count) :]), strings[: int(count)]
 

@@ -122,7 +122,7 @@ export class Panel {
     this.tick();
     let answer;
     try {
-      answer = await stopNode(node.key, (line) => receipt.line(line));
+      answer = await stopNode(node.key, this.ctx.store.host, (line) => receipt.line(line));
     } catch (error) {
       if (error.code !== "node_not_found") {
         this.receipts.delete(node.key);

@@ -33,7 +33,7 @@ export function tree(ctx) {
   body.append(h("div", { class: "tools", role: "toolbar", "aria-label": "Filter" }, kinds.map((one) => one.el), follow, h("span", { class: "gap" }), warnings));
 
   // -- the nodes that share the store, where several do
-  const cluster = h("ul", { class: "cluster", "aria-label": "Nodes that share the store", hidden: true });
+  const cluster = h("ul", { class: "cluster", "aria-label": "Nodes that share the store: press one to see its tree", hidden: true });
   body.append(cluster);
   function drawCluster() {
     cluster.hidden = store.cluster.length < 2;
@@ -41,12 +41,21 @@ export function tree(ctx) {
     const lines = store.cluster.map((one) => {
       const passed = store.now() - one.at, left = one.lease_seconds - passed;
       const state = left <= 0 ? "its lease has expired" : one.answers ? `lease ${span(Math.round(left))}` : "does not answer";
-      const words = [one.here ? `${one.name} (this one)` : one.name, `up ${span(Math.round(one.age_seconds + passed))}`, state, one.draining ? "draining" : "", count(one.turns, "turn"), count(one.jobs, "job"), `${count(one.sessions, "session")} bound`, (one.runs ?? []).join(", ")];
-      return [words.filter(Boolean).join(" · "), left <= 0 || !one.answers];
+      const words = [one.name, `up ${span(Math.round(one.age_seconds + passed))}`, state, one.draining ? "draining" : "", count(one.turns, "turn"), count(one.jobs, "job"), `${count(one.sessions, "session")} bound`, (one.runs ?? []).join(", ")];
+      return [words.filter(Boolean).join(" · "), left <= 0 || !one.answers, one.incarnation];
     });
     while (cluster.children.length > lines.length) cluster.lastChild.remove();
-    while (cluster.children.length < lines.length) cluster.append(h("li", { class: "cut" }));
-    lines.forEach(([words, bad], i) => { put(cluster.children[i], words); cluster.children[i].className = bad ? "cut bad" : "cut"; });
+    while (cluster.children.length < lines.length) {
+      const button = h("button", { onclick: () => { choose(null); ctx.visit(button.host); } });
+      cluster.append(h("li", null, button));
+    }
+    lines.forEach(([words, bad, host], i) => {
+      const button = cluster.children[i].firstChild;
+      button.host = host;
+      put(button, words);
+      button.className = bad ? "cut bad" : "cut";
+      if (host === store.host) button.setAttribute("aria-current", "true"); else button.removeAttribute("aria-current");
+    });
   }
 
   // -- the list

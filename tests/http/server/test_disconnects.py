@@ -1,4 +1,4 @@
-"""A client that leaves: its request is cancelled, the cause is readable, and nobody else is disturbed."""
+"""A client that disconnects: its request is cancelled, the cause is readable, and no other request is affected."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .sample_app import SampleApp
 @pytest.mark.parametrize(
     "way", [RawClient.close, RawClient.half_close, RawClient.reset], ids=["close", "half-close", "reset"]
 )
-async def test_departure_cancels_the_handler(fast: bool, way: Callable[[RawClient], Awaitable[None]]) -> None:
+async def test_disconnect_cancels_the_handler(fast: bool, way: Callable[[RawClient], Awaitable[None]]) -> None:
     """Closing, half-closing or resetting the connection cancels the request under way."""
     app = SampleApp()
     async with running(app, fast=fast) as server:
@@ -29,7 +29,7 @@ async def test_departure_cancels_the_handler(fast: bool, way: Callable[[RawClien
         assert (await (await server.connect()).get("/echo")).status == 200
 
 
-async def test_departure_is_seen_behind_pipelined_bytes() -> None:
+async def test_disconnect_is_seen_behind_pipelined_bytes() -> None:
     """Unread requests in the kernel's buffer do not hide that the client has gone."""
     app = SampleApp()
     async with running(app) as server:
@@ -42,7 +42,7 @@ async def test_departure_is_seen_behind_pipelined_bytes() -> None:
         assert app.endings == [Ending.CLIENT_LEFT]
 
 
-async def test_departure_with_an_unfinished_body_cancels_its_reader(fast: bool) -> None:
+async def test_disconnect_with_an_unfinished_body_cancels_its_reader(fast: bool) -> None:
     """A client that leaves in the middle of its body ends the request; the server goes on."""
     app = SampleApp()
     async with running(app, fast=fast) as server:
@@ -53,7 +53,7 @@ async def test_departure_with_an_unfinished_body_cancels_its_reader(fast: bool) 
         assert (await (await server.connect()).get("/echo")).status == 200
 
 
-async def test_departure_cancels_a_stream(fast: bool) -> None:
+async def test_disconnect_cancels_a_stream(fast: bool) -> None:
     """An event stream whose reader has gone is cancelled even while it has nothing to send."""
     app = SampleApp()
     async with running(app, fast=fast) as server:
@@ -65,7 +65,7 @@ async def test_departure_cancels_a_stream(fast: bool) -> None:
         assert app.endings == [Ending.CLIENT_LEFT]
 
 
-async def test_departure_ends_a_stream_that_never_pauses() -> None:
+async def test_disconnect_ends_a_stream_that_never_pauses() -> None:
     """A handler that only sends, without a checkpoint of its own, does not freeze the server and is cancelled."""
     app = SampleApp()
     async with running(app) as server:
@@ -77,7 +77,7 @@ async def test_departure_ends_a_stream_that_never_pauses() -> None:
         await app.cancelled.wait()
 
 
-async def test_departure_is_delivered_by_receive(fast: bool) -> None:
+async def test_disconnect_is_delivered_by_receive(fast: bool) -> None:
     """An application that waits for the disconnect message gets it, under a shield too."""
     app = SampleApp()
     async with running(app, fast=fast) as server:
@@ -129,7 +129,7 @@ async def test_many_departures_at_once() -> None:
         assert set(app.endings) == {Ending.CLIENT_LEFT}
 
 
-async def test_connection_of_a_departed_client_ends_at_once(fast: bool) -> None:
+async def test_connection_of_a_disconnected_client_ends_at_once(fast: bool) -> None:
     """A client that has gone costs neither a task nor a descriptor, however long idle connections may live."""
     async with running(SampleApp(), fast=fast, keep_alive_timeout=3600) as server:
         before = trio.lowlevel.current_statistics().tasks_living

@@ -12,7 +12,7 @@ import trio
 from hypercorn.trio.tcp_server import TCPServer
 from quart import Response, request, websocket
 
-from hermes_trio.http.server import ASGIApp, LifespanCrashed, RemediedQuartTrio, bound_stock_sends, unbounded
+from hermes_trio.http.server import ASGIApp, FixedQuartTrio, LifespanCrashed, bound_stock_sends, unbounded
 
 from .loopback import BOUND, RawClient, ends_with, quiet_config, running
 from .loopback import request as raw_request
@@ -22,9 +22,9 @@ SOON = 0.08
 LONG = 3600.0
 
 
-def quart_app() -> tuple[RemediedQuartTrio, SampleApp]:
+def quart_app() -> tuple[FixedQuartTrio, SampleApp]:
     """A Quart application with the routes that the pitfalls need; the second value records what happened."""
-    app = RemediedQuartTrio("sample")
+    app = FixedQuartTrio("sample")
     app.config["MAX_CONTENT_LENGTH"] = 10_000
     record = SampleApp()
 
@@ -89,7 +89,7 @@ def quart_app() -> tuple[RemediedQuartTrio, SampleApp]:
     return app, record
 
 
-def as_asgi(app: RemediedQuartTrio) -> ASGIApp:
+def as_asgi(app: FixedQuartTrio) -> ASGIApp:
     return cast("ASGIApp", app)
 
 
@@ -167,7 +167,7 @@ async def test_early_answer_to_a_body_that_never_comes_is_bounded(fast: bool) ->
         assert await client.rest() == b""
 
 
-async def test_departure_cancels_a_quart_handler(fast: bool) -> None:
+async def test_disconnect_cancels_a_quart_handler(fast: bool) -> None:
     """A Quart request whose client leaves is cancelled."""
     app, record = quart_app()
     async with running(as_asgi(app), fast=fast) as server:
@@ -279,8 +279,8 @@ async def test_stock_server_with_bounded_sends_shuts_down_past_a_stalled_reader(
     assert TCPServer.protocol_send.__qualname__ == "TCPServer.protocol_send"
 
 
-async def test_remedied_quart_works_under_plain_hypercorn() -> None:
-    """The remedies are in the application class too: keep-alive and early answers work without our server."""
+async def test_fixed_quart_works_under_plain_hypercorn() -> None:
+    """The fixes are in the application class too: keep-alive and early answers work without our server."""
     app, _ = quart_app()
     shutdown = trio.Event()
     config = quiet_config(keep_alive_timeout=SOON).hypercorn

@@ -15,7 +15,7 @@ _STAT_SESSION = 3
 _STAT_STARTED = 19
 
 
-class Relative:
+class ProcessEntry:
     """A snapshot of one process."""
 
     __slots__ = ("group", "parent", "pid", "session", "started", "state")
@@ -36,26 +36,26 @@ class Relative:
         return self.state not in (b"Z", b"X")
 
 
-def look(pid: int) -> Relative | None:
+def look(pid: int) -> ProcessEntry | None:
     """Return the process that has this id now; None if there is none."""
     try:
         with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
             stat = file.read()
     except OSError:
         return None
-    return Relative(pid, stat) if stat else None
+    return ProcessEntry(pid, stat) if stat else None
 
 
-def children(parent: int) -> list[Relative]:
+def children(parent: int) -> list[ProcessEntry]:
     """Return the direct children of a process, including zombies."""
     numbers = _listed_children(parent)
     if numbers is None:
-        return [relative for relative in _everybody() if relative.parent == parent]
+        return [entry for entry in _all_processes() if entry.parent == parent]
     # A thread's list and the child's own entry are read at different times: the entry is authoritative.
-    return [relative for relative in map(look, numbers) if relative is not None and relative.parent == parent]
+    return [entry for entry in map(look, numbers) if entry is not None and entry.parent == parent]
 
 
-def descendants(root: int, *, without: Collection[int] = ()) -> list[Relative]:
+def descendants(root: int, *, without: Collection[int] = ()) -> list[ProcessEntry]:
     """Return every process below `root`, parents before children, except those in `without` and their descendants.
 
     One pass sees no process twice and may miss one that is being forked or re-parented meanwhile: a caller that
@@ -70,28 +70,28 @@ def descendants(root: int, *, without: Collection[int] = ()) -> list[Relative]:
             found += generation
             seen.update(child.pid for child in generation)
         return found
-    by_parent: dict[int, list[Relative]] = {}
-    for relative in _everybody():
-        if relative.pid not in without:
-            by_parent.setdefault(relative.parent, []).append(relative)
+    by_parent: dict[int, list[ProcessEntry]] = {}
+    for entry in _all_processes():
+        if entry.pid not in without:
+            by_parent.setdefault(entry.parent, []).append(entry)
     found = list(by_parent.pop(root, ()))
-    for relative in found:
-        found += by_parent.pop(relative.pid, ())
+    for entry in found:
+        found += by_parent.pop(entry.pid, ())
     return found
 
 
-def send(relative: Relative, signum: int) -> bool:
-    """Signal exactly this process. Return False if it is gone or may not be signalled."""
+def send(entry: ProcessEntry, signum: int) -> bool:
+    """Signal exactly this process. Return False if it has ended or may not be signalled."""
     try:
-        handle = os.pidfd_open(relative.pid)
+        handle = os.pidfd_open(entry.pid)
     except ProcessLookupError:
         return False
     except OSError:
         # Without a pidfd (an old kernel, a sandbox, no descriptor left) only the start time is compared.
-        return _send_by_number(relative, signum)
+        return _send_by_number(entry, signum)
     try:
-        now = look(relative.pid)
-        if now is None or now.started != relative.started:
+        now = look(entry.pid)
+        if now is None or now.started != entry.started:
             return False
         signal.pidfd_send_signal(handle, signum)
     except (ProcessLookupError, PermissionError):
@@ -101,31 +101,31 @@ def send(relative: Relative, signum: int) -> bool:
     return True
 
 
-def kill_listed(relatives: Iterable[Relative], parent: int) -> int:
+def kill_listed(entries: Iterable[ProcessEntry], parent: int) -> int:
     """Send SIGKILL to the process groups, then to each process that is alive; return their number. `parent` is the calling process.
 
     A process can escape a list of ids by forking, but not a signal to its group.
     """
     own_group = os.getpgrp()
-    relatives = list(relatives)
-    groups = {relative.group for relative in relatives if relative.parent == parent}
+    entries = list(entries)
+    groups = {entry.group for entry in entries if entry.parent == parent}
     for group in groups - {own_group, 0, 1}:
         try:
             os.killpg(group, signal.SIGKILL)
         except (ProcessLookupError, PermissionError):
             continue
-    alive = [relative for relative in relatives if relative.alive]
-    for relative in alive:
-        send(relative, signal.SIGKILL)
+    alive = [entry for entry in entries if entry.alive]
+    for entry in alive:
+        send(entry, signal.SIGKILL)
     return len(alive)
 
 
-def _send_by_number(relative: Relative, signum: int) -> bool:
-    now = look(relative.pid)
-    if now is None or now.started != relative.started:
+def _send_by_number(entry: ProcessEntry, signum: int) -> bool:
+    now = look(entry.pid)
+    if now is None or now.started != entry.started:
         return False
     try:
-        os.kill(relative.pid, signum)
+        os.kill(entry.pid, signum)
     except (ProcessLookupError, PermissionError):
         return False
     return True
@@ -150,6 +150,6 @@ def _listed_children(parent: int) -> list[int] | None:
     return numbers
 
 
-def _everybody() -> list[Relative]:
-    relatives = (look(int(name)) for name in os.listdir("/proc") if name.isdigit())
-    return [relative for relative in relatives if relative is not None]
+def _all_processes() -> list[ProcessEntry]:
+    entries = (look(int(name)) for name in os.listdir("/proc") if name.isdigit())
+    return [entry for entry in entries if entry is not None]

@@ -1,4 +1,4 @@
-"""The judge finds nothing in the gateway as it is, and everything that is put into it on purpose."""
+"""The invariants hold in the gateway as it is, and detect every deliberate defect."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 from hermes_trio.testing.simulation import run_seed, run_seeds
 
+from .chat_mutants import CHAT_MUTANTS
 from .mutants import DEFECTS, MUTANTS, seeds_until_found
 
 QUICK = [
@@ -43,12 +44,26 @@ def test_a_thousand_worlds_keep_every_promise() -> None:
     assert report.failures == {}
 
 
+BY_PROGRAM = "a /stop in a chat that says ok and does nothing"
+"""Few worlds have a single /stop beside a turn that goes on: `test_platforms` convicts it by a program, on each platform."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", MUTANTS)
+@pytest.mark.parametrize("name", [name for name in MUTANTS if name != BY_PROGRAM])
 def test_every_deliberate_defect_is_convicted_within_five_hundred_seeds(name: str) -> None:
     """By the invariant that it breaks."""
     invariant, patches = MUTANTS[name]
     assert seeds_until_found(patches, invariant, 500) is not None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CHAT_MUTANTS)
+def test_every_defect_of_a_platform_is_convicted_within_five_hundred_seeds(name: str) -> None:
+    """By the invariant that it breaks, in worlds with that platform. `pytest -s` prints the table."""
+    invariant, platform, patches = CHAT_MUTANTS[name]
+    seeds = seeds_until_found(patches, invariant, 500, platform=platform)
+    sys.stdout.write(f"\n| {name} | {platform} | {invariant} | {seeds} |\n")
+    assert seeds is not None
 
 
 @pytest.mark.slow

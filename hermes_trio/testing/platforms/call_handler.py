@@ -11,11 +11,11 @@ from .faults import Delay, Drop, FaultScript, RateLimited, ServerError
 from .ledger import WAIT_SECONDS, CallLedger, RecordedCall
 from .server import ConnectionDropped, FakeReply
 
-__all__ = ["FakeReception"]
+__all__ = ["FakeCallHandler"]
 
 
 @final
-class FakeReception:
+class FakeCallHandler:
     """The record of calls and the script of faults of one fake.
 
     `rate_limited` writes the platform's own 429 answer; `error_of` reads the platform's error text from an answer.
@@ -29,7 +29,7 @@ class FakeReception:
         self._rate_limited = rate_limited
         self._error_of = error_of
 
-    async def attend(
+    async def handle(
         self, method: str, params: Mapping[str, Any], act: Callable[[], Awaitable[FakeReply]]
     ) -> FakeReply:
         """Answer one call, or raise `ConnectionDropped` where the script says so."""
@@ -60,7 +60,7 @@ class FakeReception:
     async def wait_for_call(
         self, method: str, matches: Callable[[RecordedCall], bool] | None, count: int, timeout: float | None
     ) -> RecordedCall:
-        """The `count`th call of a method that matches."""
+        """Return the `count`th call of a method that matches."""
 
         def fits(call: RecordedCall) -> bool:
             return call.method == method and (matches is None or matches(call))

@@ -1,4 +1,4 @@
-"""The judge: the invariants of every world, whatever its faults.
+"""The invariants of every world, whatever its faults.
 
 An invariant reads what users and clients received (`world.seen`, the chats of the platform, the trace) and the rows (`world.rows`), never the runtime's
 memory. It yields a sentence for each violation. `INVARIANTS` are those of the gateway; pass others to `run_program`.
@@ -15,24 +15,26 @@ import msgspec
 from hermes_trio.messaging.senders import DUPLICATE_LABEL
 
 from .cluster import LEASE_SECONDS
-from .desk import DESK, WAKES
-from .people import FIRST_PERSON
-from .script import marks, options_of
+from .embedding_program import EMBEDDING, WAKES
+from .platform import CRON_CHAT, FIRST_PERSON, GROUP_CHAT, WEBHOOK_CHAT
+from .program import PLATFORMS
+from .script import DEEPER, marks, options_of
 
 if TYPE_CHECKING:
+    from .program import Step
     from .trace import Moment
     from .world import World
 
-__all__ = ["INVARIANTS", "Invariant", "held_rows", "judge"]
+__all__ = ["INVARIANTS", "Invariant", "check_invariants", "held_rows"]
 
 Invariant = Callable[["World"], Iterable[str]]
-
-CRON_CHAT: Final = 901
-WEBHOOK_CHAT: Final = 900
 
 LIMITED_RUNS: Final = 3
 REQUESTS_PER_MINUTE: Final = 12
 BURST: Final = 4
+
+CHILDREN: Final = 3
+"""The default of `max_concurrent_children`."""
 
 HELD: Final[Mapping[str, str]] = {
     "an open turn": "SELECT id FROM sessions WHERE open_turn IS NOT NULL AND open_turn <> ''",
@@ -52,34 +54,49 @@ def held_rows(world: World) -> list[str]:
 
 
 def _owner_of_marks(world: World) -> dict[str, str]:
-    """Return the owner of each mark, such as `chat 500` or `t0`."""
+    """Return the owner of each mark, such as `chat 500`, `chat 700/501` for a person in the group, or `t0`."""
     owners: dict[str, str] = {}
     for step in world.program.steps:
         mark = f"m{step.number}"
         match step.kind:
             case "write":
-                owners[mark] = f"chat {FIRST_PERSON + step.who}"
+                owners[mark] = _session_of_write(world, step)
             case "run" | "chat":
                 owners[mark] = f"t{step.who}"
+            case "web":
+                owners[mark] = f"web t{step.who}"
+            case "chore":
+                owners[mark] = f"chat {WEBHOOK_CHAT}" if step.words == "direct" else f"t{step.who}"
             case "webhook":
                 owners[mark] = f"chat {WEBHOOK_CHAT}"
-            case "desk":
+            case "embedding":
                 inside = "inside=" in step.words
-                owners[mark] = f"{DESK}:{step.who}{' in process' if inside else ''}"
+                owners[mark] = f"{EMBEDDING}:{step.who}{' in process' if inside else ''}"
             case _:
                 pass
     owners["m9001"] = owners["m9002"] = f"chat {CRON_CHAT}"
     return owners
 
 
+def _session_of_write(world: World, step: Step) -> str:
+    """Return the conversation of a person's message. People in a group have conversations of their own; what does not mention the bot has none.
+
+    On Slack each message that mentions the bot begins a thread, which is a conversation.
+    """
+    if "group=" not in step.words:
+        return f"chat {FIRST_PERSON + step.who}"
+    thread = f"/m{step.number}" if world.chat.name == "slack" else ""
+    return "nobody" if "aside=" in step.words else f"chat {GROUP_CHAT}/{FIRST_PERSON + step.who}{thread}"
+
+
 def _said(world: World) -> Iterator[tuple[int, str, bool]]:
     """Yield the bot's messages on the platform: chat, text without the label, and whether it has the label of a possible duplicate."""
-    for message in world.telegram.messages:
+    for message in world.chat.messages():
         text = message.text
         labelled = "This may be a duplicate" in text
         if labelled:
-            text = text.partition(")")[2].strip() if text.startswith("(") else text
-        yield message.chat_id, text, labelled
+            text = text.partition(")")[2] if text.lstrip("_*").startswith("(") else text
+        yield message.chat, text.strip("_* \n"), labelled
 
 
 _ANSWERS: Final = ("done", "told", "lost", "interrupted", "Approval needed")
@@ -110,7 +127,7 @@ def watched_work_is_told_once(world: World) -> Iterator[str]:
             one.kind in ("crash", "drain", "lease lost")
             or (
                 one.kind == "fault"
-                and one.text.startswith("telegram")
+                and one.text.startswith(PLATFORMS)
                 and (" accept" in one.text or " delay" in one.text)
             )
             for one in world.trace
@@ -128,12 +145,20 @@ def watched_work_is_told_once(world: World) -> Iterator[str]:
 def what_was_acknowledged_is_there(world: World) -> Iterator[str]:
     """Check 2: everything that was acknowledged (a confirmed message, a 202, a webhook's 2xx) exists exactly once."""
     resets = {person for person, text in world.seen.said if text.startswith(("/stop", "/new"))}
+    chat = world.chat
     for person, text in world.seen.said:
-        if not text.startswith("m") or text not in world.seen.confirmed:
+        if not text.startswith("m"):
             continue
         rows = world.rows(
-            "SELECT state, reason, turn_id FROM inbox WHERE inbox = 'telegram' AND kind = 'message' AND text = ?", text
+            "SELECT state, reason, turn_id FROM inbox WHERE inbox = ? AND kind = 'message' AND (text = ? OR text LIKE '[%] ' || ?)",
+            chat.name,
+            text,
+            text,
         )
+        if len(rows) > 1:
+            yield f"the message {text!r} has {len(rows)} rows"
+        if text not in world.seen.confirmed:
+            continue
         if len(rows) != 1:
             yield f"the confirmed message {text!r} has {len(rows)} rows"
             continue
@@ -146,20 +171,22 @@ def what_was_acknowledged_is_there(world: World) -> Iterator[str]:
         ):
             yield f"the message {text!r} is {state} ({reason!r})"
     shown = Counter(
-        (str(message.chat_id), _plain(version))
-        for message in world.telegram.messages
-        for version in (message.text, *message.versions)
+        (message.chat, _plain(version)) for message in chat.messages() for version in (message.text, *message.versions)
     )
-    for target, text, state in world.rows("SELECT target, text, state FROM outbox WHERE platform = 'telegram'"):
-        chat = msgspec.json.decode(target).get("chat_id")
-        if state == "sent" and not shown[chat, _plain(text)]:
-            yield f"the reply {text!r} to chat {chat} counts as sent, and nobody got it"
-    for text in world.seen.desk.accepted:
+    for target, text, state in world.rows("SELECT target, text, state FROM outbox WHERE platform = ?", chat.name):
+        place = chat.chat_of(str(msgspec.json.decode(target).get("chat_id")))
+        if state == "sent" and not shown[place, _plain(text)]:
+            yield f"the reply {text!r} to chat {place} counts as sent, and was not delivered"
+    for text in world.seen.embedding.accepted:
         rows = world.rows(
-            "SELECT state, reason FROM inbox WHERE inbox = ? AND kind = 'message' AND text = ?", DESK, text
+            "SELECT state, reason FROM inbox WHERE inbox = ? AND kind = 'message' AND text = ?", EMBEDDING, text
         )
         if len(rows) != 1 or rows[0][0] not in ("delivered", "interrupted", "abandoned", "dead"):
             yield f"the program gave {text!r} to its interface, and the rows are {rows}"
+    for promise in world.seen.promises:
+        ((count,),) = world.rows(promise.sql, *promise.values)
+        if count != promise.count:
+            yield f"{promise.text} was acknowledged, and has {count} rows"
     yield from _acknowledged_requests(world)
 
 
@@ -189,6 +216,7 @@ def _acknowledged_requests(world: World) -> Iterator[str]:
         for status in run.approved:
             if status not in (200, 404, 409):
                 yield f"an answer to an approval of m{run.number} got {status}"
+    yield from _acknowledged_on_pages(world)
     for hook in world.seen.webhooks:
         rows = world.rows(
             "SELECT state FROM inbox WHERE inbox = 'webhook' AND kind = 'message' AND text = ?", hook.text
@@ -201,36 +229,67 @@ def _acknowledged_requests(world: World) -> Iterator[str]:
                 yield f"the delivery of {hook.text!r} is {state}"
 
 
+def _acknowledged_on_pages(world: World) -> Iterator[str]:
+    shown = {page.tenant: str(page.history) for page in world.seen.pages}
+    for said in world.seen.web:
+        if said.text.startswith("/"):
+            continue
+        rows = world.rows("SELECT state FROM inbox WHERE inbox = 'web' AND kind = 'message' AND text = ?", said.text)
+        if len(rows) > 1 or (202 in said.answers and not rows):
+            yield f"the message {said.text!r} in the web chat was answered {said.answers}, and has {len(rows)} rows"
+        for (state,) in rows:
+            if state not in ("delivered", "interrupted", "abandoned", "dead"):
+                yield f"the message {said.text!r} in the web chat is {state}"
+            if state == "delivered" and said.text not in shown[said.tenant]:
+                yield f"the message {said.text!r} was handled, and no page shows it"
+
+
 def nothing_crosses(world: World) -> Iterator[str]:
     """Check 3: no message, event or transcript contains data of another session, user or tenant."""
     owners = _owner_of_marks(world)
-    for message in world.telegram.messages:
+    yield from world.seen.crossings
+    for message in world.chat.messages():
         for mark in marks(message.text):
-            if owners.get(mark, f"chat {message.chat_id}") != f"chat {message.chat_id}":
-                yield f"chat {message.chat_id} got something about {mark}, which is of {owners[mark]}: {message.text!r}"
+            if owners.get(mark, f"chat {message.chat}").partition("/")[0] != f"chat {message.chat}":
+                yield f"chat {message.chat} got something about {mark}, which is of {owners[mark]}: {message.text!r}"
+    yield from _answered_by_askers(world, owners)
     sessions = _session_of_marks(world)
     for run in world.seen.runs:
         here = sessions.get(f"m{run.number}")
         for event in (*run.live, *run.late):
             foreign = {mark for mark in marks(str(event.data)) if sessions.get(mark) != here}
             if foreign:
-                yield f"an event of m{run.number} speaks of {sorted(foreign)}"
+                yield f"an event of m{run.number} mentions {sorted(foreign)}"
         for status in run.foreign:
             if status not in (404, 0):
                 yield f"another tenant asked for the run of m{run.number} and got {status}"
-    for key, text in world.seen.desk.told:
+    for key, text in world.seen.embedding.told:
         for mark in marks(text):
             if owners.get(mark) != f"{key} in process":
                 yield f"the reader of completions was told of {mark}, which is of {owners.get(mark)}: {text[:80]!r}"
+    for page in world.seen.pages:
+        for text in (*(str(event.data) for event in page.events), str(page.history)):
+            foreign = {mark for mark in marks(text) if owners.get(mark) != f"web t{page.tenant}"}
+            if foreign:
+                yield f"a page of t{page.tenant} shows {sorted(foreign)}: {text[:200]!r}"
     for chat in world.seen.chats:
         if marks(chat.answer) - {f"m{chat.number}"}:
-            yield f"the completion of m{chat.number} speaks of something else: {chat.answer!r}"
+            yield f"the completion of m{chat.number} mentions something else: {chat.answer!r}"
     for key, tenant, contents in world.rows(
         "SELECT s.session_key, s.tenant, group_concat(m.content, ' ') FROM sessions s JOIN messages m ON m.session = s.n GROUP BY s.n"
     ):
         found = {owners.get(mark, "nobody") for mark in marks(contents or "")}
         if len(found) > 1:
             yield f"the transcript of {key or tenant} mixes {sorted(found)}"
+
+
+def _answered_by_askers(world: World, owners: Mapping[str, str]) -> Iterator[str]:
+    """Yield the commands from a group that were run although the person who asked for them did not allow them: a bystander did."""
+    for moment in world.trace.of("process starts"):
+        for mark in marks(moment.text):
+            of_group = owners.get(mark, "").startswith(f"chat {GROUP_CHAT}/")
+            if of_group and "rm -rf" in moment.text and mark not in world.seen.allowed:
+                yield f"no user with the right to has allowed it, and still: {moment}"
 
 
 def transcripts_are_legal(world: World) -> Iterator[str]:
@@ -247,7 +306,7 @@ def transcripts_are_legal(world: World) -> Iterator[str]:
         for role, content, calls, call_id in messages:
             if role == "tool":
                 if call_id not in waiting:
-                    yield f"session {session}: a result of {call_id}, which nobody waits for"
+                    yield f"session {session}: a result of {call_id}, which no call waits for"
                 else:
                     waiting.remove(call_id)
                 continue
@@ -256,8 +315,9 @@ def transcripts_are_legal(world: World) -> Iterator[str]:
                 waiting = []
             if role == "assistant" and calls:
                 waiting = [call["id"] if isinstance(call, dict) else call[0] for call in msgspec.json.decode(calls)]
-            if role == "user" and content.startswith("m"):
-                asked[content] += 1
+            said = content.partition("] ")[2] if content.startswith("[") else content
+            if role == "user" and said.startswith("m"):
+                asked[said] += 1
         if waiting:
             yield f"session {session} ends with calls without results: {waiting}"
         for content, count in asked.items():
@@ -278,7 +338,13 @@ _RANK: Final = {
 
 def runs_tell_everybody_the_same(world: World) -> Iterator[str]:
     """Check 5: the events of a run are the same for every reader, numbered without a gap, and end; its status only moves forward."""
-    ended = bool(world.trace.of("crash") or len(world.trace.of("drain")) > 1 or world.trace.of("lease lost"))
+    refused = any(one.text.startswith("append_events") for one in world.trace.of("injected"))
+    ended = bool(
+        world.trace.of("crash")
+        or len(world.trace.of("drain")) > 1
+        or world.trace.of("lease lost")
+        or (refused and world.trace.of("node fails"))
+    )
     for run in world.seen.runs:
         if not run.run_id:
             continue
@@ -313,7 +379,17 @@ def runs_tell_everybody_the_same(world: World) -> Iterator[str]:
 
 
 def what_was_stopped_is_over(world: World) -> Iterator[str]:
-    """Check 7: a run has no effect after a receipt with `ok` or the event that it has settled, and a node has none after its drain's report."""
+    """Check 7: a run has no effect after a receipt with `ok` or the event that it has settled, a turn none after `/stop` says so, a node none after a drain.
+
+    A drain that abandons a thread says so in its report, and ends the thread's job: the run settles then, and the thread may still end.
+    """
+    began = {moment.text: moment.at for moment in world.trace.of("drain")}
+    abandoning = {
+        life: began.get(life, moment.at)
+        for moment in world.trace.of("drained")
+        for life, _, ok in [moment.text.partition(" ")]
+        if ok == "False"
+    }
     for run in world.seen.runs:
         over = [(at, "stopped with ok") for at, receipt in run.stops if receipt and receipt.get("ok")]
         if run.settled_at is not None:
@@ -321,6 +397,14 @@ def what_was_stopped_is_over(world: World) -> Iterator[str]:
         for when, how in over:
             at = when - world.started_at
             for moment in _acts(world, f"m{run.number}", at):
+                drain = abandoning.get(moment.text.partition(" ")[0])
+                if (
+                    moment.kind == "thread ends"
+                    and how == "called settled"
+                    and drain is not None
+                    and at >= drain - 1e-6
+                ):
+                    continue
                 yield f"m{run.number} was {how} at {at:.2f} s, and then: {moment}"
     drained: set[str] = set()
     for moment in world.trace:
@@ -329,6 +413,64 @@ def what_was_stopped_is_over(world: World) -> Iterator[str]:
             drained.add(life)
         elif life in drained and moment.kind in _ACTS:
             yield f"after the drain had said ok: {moment}"
+    yield from _stopped_in_chats(world)
+
+
+_STOPPED: Final = "nothing of it runs any more"
+"""What the reply to `/stop` says after a receipt with `ok`."""
+
+_BEGINS_ANEW: Final = "A new conversation begins."
+"""The first line of the reply to `/new`. Its receipts follow: one of the old conversation's turn, if it had one, and one of each job."""
+
+_LASTING: Final = ("bg", "bgs", "watch", "delbg")
+"""The requests whose work outlives their turn, and its stop."""
+
+
+def _stopped_in_chats(world: World) -> Iterator[str]:
+    """Yield the effects and answers of a turn after its person was told that nothing of it runs any more. Replies to a chat are sent in their order.
+
+    Judged are direct chats with a single `/stop`, and messages whose turn had begun before it. The receipts in the reply to `/new` are of the old
+    conversation's turn and jobs, and say nothing of a message that waits for the new one. A turn that a crash, a drain or a takeover interrupts is left out,
+    because the next turn tells of it.
+    """
+    steps = world.program.steps
+    stops: dict[int, list[float]] = defaultdict(list)
+    for step in steps:
+        if step.kind == "command" and step.words == "/stop":
+            stops[step.who].append(step.at)
+    breaks = [one.at for one in world.trace if one.kind in ("crash", "drain", "gone", "node fails")]
+    for person, written in stops.items():
+        chat = f"{FIRST_PERSON + person}: "
+        if len(written) != 1:
+            continue
+        told = [
+            one.at
+            for one in world.trace.of("chat")
+            if one.at >= written[0] - 1e-6
+            and one.text.startswith(chat)
+            and _STOPPED in one.text
+            and _BEGINS_ANEW not in one.text
+        ]
+        if not told:
+            continue
+        for step in steps:
+            if step.kind != "write" or step.who != person or "group=" in step.words or step.words.startswith(_LASTING):
+                continue
+            mark = f"m{step.number}"
+            began = next((one.at for one in _acts(world, mark, 0.0)), None)
+            if began is None or began >= written[0]:
+                continue
+            answers = (
+                one
+                for one in world.trace.of("chat")
+                if one.at > told[0] + 1e-6
+                and one.text.startswith(chat)
+                and "done" in one.text
+                and mark in marks(one.text)
+            )
+            for moment in (*_acts(world, mark, told[0]), *answers):
+                if not any(began <= at <= moment.at for at in breaks):
+                    yield f"the person of {mark} was told at {told[0]:.2f} s that nothing of it runs any more, and then: {moment}"
 
 
 LATE_SECONDS: Final = 0.5
@@ -345,10 +487,12 @@ def one_node_works_on_a_session(world: World) -> Iterator[str]:
         match moment.kind:
             case "gone":
                 gone.setdefault(life, moment.at)
+            case "joined again":
+                gone.pop(life, None)
             case "resume":
                 resumed[life] = moment.at
             case "fault":
-                causes += moment.text.startswith(("store", "pause", "partition"))
+                causes += moment.text.startswith(("store", "disk", "pause", "partition"))
             case "fenced write":
                 yield f"a node that was taken over changed something: {moment}"
             case "lease lost" if not causes:
@@ -368,7 +512,7 @@ def _overlapping_turns(world: World, gone: Mapping[str, float]) -> Iterator[str]
     turns: dict[tuple[str, str, str], tuple[float, float]] = {}
     for call in world.seen.calls:
         session = next((sessions[mark] for mark in sorted(marks(call.asked)) if mark in sessions), "")
-        if not session:
+        if not session or call.child:
             continue
         end = min(world.calm_until if call.ended_at is None else call.ended_at, gone.get(call.life, world.calm_until))
         began, until = turns.get((session, call.life, call.asked), (call.at, end))
@@ -389,21 +533,27 @@ def _session_of_marks(world: World) -> dict[str, str]:
     for step in world.program.steps:
         mark = f"m{step.number}"
         if step.kind == "write":
-            found[mark] = f"chat {FIRST_PERSON + step.who}"
+            found[mark] = _session_of_write(world, step)
+        elif step.kind == "web":
+            found[mark] = f"web t{step.who}"
         elif step.kind in ("run", "webhook", "chat"):
             found[mark] = f"shared{step.who}" if "session=1" in step.words else mark
     return found
 
 
-_ACTS: Final = ("model", "process starts", "process ends", "thread starts", "thread ends")
+_ACTS: Final = ("model", "process starts", "process ends", "thread starts", "thread ends", "mcp starts")
 """The kinds of trace entries that are effects of the gateway's work."""
 
 
 def _acts(world: World, mark: str, after: float) -> Iterator[Moment]:
-    """Yield the effects for a mark after a time, except those of nodes that were taken over: invariant 6 covers these."""
-    gone = {moment.text.partition(" ")[0] for moment in world.trace.of("gone")}
+    """Yield the effects for a mark after a time, except those of nodes after they have left or were taken over: invariant 6 covers these."""
+    gone: dict[str, float] = {}
+    for moment in world.trace.of("gone"):
+        gone.setdefault(moment.text.partition(" ")[0], moment.at)
     for moment in world.trace:
-        if moment.at <= after + 1e-6 or moment.kind not in _ACTS or moment.text.partition(" ")[0] in gone:
+        if moment.at <= after + 1e-6 or moment.kind not in _ACTS:
+            continue
+        if moment.at >= gone.get(moment.text.partition(" ")[0], moment.at + 1):
             continue
         if mark in marks(moment.text):
             yield moment
@@ -414,7 +564,7 @@ def a_calm_world_settles(world: World) -> Iterator[str]:
     for text in world.held:
         yield f"after {world.settings.calm_seconds:g} s of calm there is {text}"
     yield from world.late
-    for text in world.undead:
+    for text in world.zombies:
         yield f"after {world.settings.calm_seconds:g} s of calm {text}"
     health = world.seen.health
     if health is not None and health.get("status") != "ok":
@@ -438,10 +588,15 @@ def limits_hold(world: World) -> Iterator[str]:
     yield from _shared_limits_hold(world)
     if world.seen.most_calls > world.turns:
         yield f"{world.seen.most_calls} model calls at once; {world.turns} turns are allowed"
+    if world.seen.most_children > CHILDREN:
+        yield f"{world.seen.most_children} children of one message at once; {CHILDREN} are allowed"
+    for call in world.seen.calls:
+        if DEEPER in call.asked:
+            yield f"a child has delegated {call.asked!r}, and children may not"
     for root, count in world.rows(
         "SELECT root_id, count(DISTINCT turn_id) FROM inbox WHERE inbox = ? AND kind = 'notice' AND turn_id <> ''"
         " GROUP BY root_id HAVING count(DISTINCT turn_id) > ?",
-        DESK,
+        EMBEDDING,
         WAKES,
     ):
         yield f"notices of {root} started {count} turns; {WAKES} are allowed"
@@ -501,6 +656,6 @@ INVARIANTS: Final[Mapping[str, Invariant]] = {
 """The invariants of the gateway, by number and name."""
 
 
-def judge(world: World, invariants: Mapping[str, Invariant] = INVARIANTS) -> list[str]:
+def check_invariants(world: World, invariants: Mapping[str, Invariant] = INVARIANTS) -> list[str]:
     """Return every violation in a finished world, each with the name of its invariant."""
     return [f"{name}: {text}" for name, invariant in invariants.items() for text in invariant(world)]

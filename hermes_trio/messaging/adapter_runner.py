@@ -1,7 +1,8 @@
 """Keeps adapters running: each with its own back-off, its own node in the tree and its own entry in the health report.
 
 A failing adapter affects no other. A permanent error (a bad token) stops it; everything else is retried after 30, 60, 120, 240, then every 300
-seconds. Turns continue while it is disconnected, and their replies wait in the outbox.
+seconds. A store that cannot be reached is tried every five seconds, and does not lengthen the pauses after other failures. Turns continue while it is
+disconnected, and their replies wait in the outbox.
 """
 
 from __future__ import annotations
@@ -18,14 +19,18 @@ from hermes_trio.runtime.membership import Membership
 from hermes_trio.runtime.runtime import Runtime
 from hermes_trio.runtime.tree import Node, waiting, working
 from hermes_trio.runtime.turn_lifecycle import first_cause
+from hermes_trio.store.errors import StoreUnavailable
 
 from .contract import Adapter, AdapterState, PlatformError
 
-__all__ = ["BACKOFF_SECONDS", "Supervised", "receiving"]
+__all__ = ["BACKOFF_SECONDS", "AdapterRunner", "receiving"]
 
-logger: Final = logging.getLogger("hermes_trio.messaging.supervision")
+logger: Final = logging.getLogger("hermes_trio.messaging.adapter_runner")
 
 BACKOFF_SECONDS: Final = (30.0, 60.0, 120.0, 240.0, 300.0)
+
+STORE_SECONDS: Final = 5.0
+"""The pause after a failure of the store."""
 
 HEALTHY_SECONDS: Final = 300.0
 """A connection that lasted this long resets the back-off when it ends."""
@@ -53,8 +58,8 @@ async def receiving(runtime: Runtime, name: str, function: Callable[[], Awaitabl
 
 
 @attrs.define(eq=False)
-class Supervised:
-    """An adapter and its state."""
+class AdapterRunner:
+    """Runs one adapter and holds its state."""
 
     adapter: Adapter
     clock: Callable[[], float]
@@ -119,13 +124,16 @@ class Supervised:
             await self.adapter.run(connected)
         except* Exception as group:
             problem = first_cause(group)
-            if not isinstance(problem, PlatformError):
+            if not isinstance(problem, (PlatformError, StoreUnavailable)):
                 logger.error("the adapter for %s failed", self.adapter.platform, exc_info=problem)
         return problem
 
     def _delay(self, problem: BaseException | None) -> float:
         if self._connected_at is not None and trio.current_time() - self._connected_at > HEALTHY_SECONDS:
             self.failures = 0
+        if isinstance(problem, StoreUnavailable):
+            self.error, self.error_code = problem.public, "store"
+            return STORE_SECONDS
         self.failures += 1
         delay = BACKOFF_SECONDS[min(self.failures, len(BACKOFF_SECONDS)) - 1]
         if isinstance(problem, PlatformError):

@@ -27,7 +27,7 @@ from .store import OpenDatabase, SqliteStore
 from .verbs import SharedReads
 from .writer import Weight, WriterStatistics, run_now
 
-__all__ = ["BlockingWrites", "beside_database", "check_version", "open_beside"]
+__all__ = ["BlockingWrites", "blocking_database", "check_version", "open_blocking"]
 
 T = TypeVar("T")
 
@@ -64,7 +64,7 @@ class BlockingWrites:
         return WriterStatistics(verbs=0, commits=0, waiting=0, largest_batch=0)
 
 
-def beside_database(db: Database, path: str, *, read_only: bool = False) -> OpenDatabase:
+def blocking_database(db: Database, path: str, *, read_only: bool = False) -> OpenDatabase:
     """Return an open database on a connection that blocks."""
     return OpenDatabase(
         path=path,
@@ -94,7 +94,7 @@ class _ReadOnlyStore(SqliteStore):
 
 
 @contextmanager
-def open_beside(path: str, *, read_only: bool = False, alone: bool = False) -> Iterator[SqliteStore]:
+def open_blocking(path: str, *, read_only: bool = False, alone: bool = False) -> Iterator[SqliteStore]:
     """Open the existing database at `path` for the body of the `with`.
 
     With `read_only`, neither wait for a server nor block it. With `alone`, hold the owner's lock, and raise `StoreInUse` if a server has it. Raises
@@ -107,4 +107,4 @@ def open_beside(path: str, *, read_only: bool = False, alone: bool = False) -> I
         stack.callback(db.close)
         check_version(db, path)
         kind = _ReadOnlyStore if read_only else SqliteStore
-        yield kind(beside_database(db, path, read_only=read_only))
+        yield kind(blocking_database(db, path, read_only=read_only))

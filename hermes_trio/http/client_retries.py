@@ -1,7 +1,7 @@
 """Requests that a client retries by itself after a time-out.
 
-A client that leaves cancels its turn. The official clients then send the same request again, with `x-stainless-retry-count`. If tools had run in the
-cancelled turn, that is stored with the turn's end, and the retry is refused: it would do the same work again.
+A client that disconnects cancels its turn. The official clients then send the same request again, with `x-stainless-retry-count`. If tools had run
+in the cancelled turn, that is stored with the turn's end, and the retry is refused: it would do the same work again.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from .errors import NOT_AGAIN, ApiError
 from .idempotency import fingerprint_of
 from .requests import Request
 
-__all__ = ["note_departure", "refuse_repetition"]
+__all__ = ["note_disconnect", "refuse_retry"]
 
 ROUTE: Final = "turns whose client left"
 REMEMBERED_SECONDS: Final = 3600.0
 
 
-def note_departure(request: Request, turn: Turn, outcome: Outcome) -> list[object]:
-    """Return what is committed with a turn whose client left after tools had run."""
+def note_disconnect(request: Request, turn: Turn, outcome: Outcome) -> list[object]:
+    """Return the record to commit with a turn whose client disconnected after tools had run; none for any other turn."""
     if outcome.cause is None or outcome.cause.kind is not CancelCause.CLIENT_GONE or not outcome.usage.tool_calls:
         return []
     return [
@@ -40,8 +40,8 @@ def note_departure(request: Request, turn: Turn, outcome: Outcome) -> list[objec
     ]
 
 
-async def refuse_repetition(request: Request) -> None:
-    """Raise 424 for a client's automatic retry if tools had run when it left. The body must have been read."""
+async def refuse_retry(request: Request) -> None:
+    """Raise 424 for a client's automatic retry if tools had run when it disconnected. The body must have been read."""
     count = request.raw_header(b"x-stainless-retry-count")
     if count is None or count == b"0":
         return
@@ -49,8 +49,8 @@ async def refuse_repetition(request: Request) -> None:
     if found is not None:
         raise ApiError(
             424,
-            "The client left while this turn was made, and repeats it now. Tools had run in it by then: what they did is in the session"
-            f" {found.body.decode()!r}. Allow the request more time, or detach it (X-Hermes-On-Disconnect: detach).",
+            "This request retries one whose client disconnected after tools had run. Their results are in the session"
+            f" {found.body.decode()!r}. Use a longer time-out, or detach the request (X-Hermes-On-Disconnect: detach).",
             code="agent_incomplete",
             kind="server_error",
             headers=(NOT_AGAIN,),

@@ -1,6 +1,6 @@
 """A program that embeds the runtime, inside the process of a simulated node: an interface of its own, turns in its own task, and a reader of completions.
 
-Its inbox and the runtime's own use equal session keys, as two inboxes may. The notices that it gets are in `World.seen.desk`.
+Its inbox and the runtime's own use equal session keys, as two inboxes may. The notices that it gets are in `World.seen.embedding`.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from hermes_trio.runtime.outcome import Outcome
 from hermes_trio.runtime.ports import InboxRow, NewMessage
 from hermes_trio.runtime.runtime import Runtime
 
-__all__ = ["DESK", "WAKES", "Desk", "DeskSeen"]
+__all__ = ["EMBEDDING", "WAKES", "EmbeddingProgram", "EmbeddingSeen"]
 
-DESK: Final = "desk"
+EMBEDDING: Final = "embedding"
 
 WAKES: Final = 2
 """The number of turns that the notices of one message may start."""
 
-PATIENCE: Final = 20
+ATTEMPTS: Final = 20
 """The number of attempts to hand over a message that was refused."""
 
 
 @attrs.define
-class DeskSeen:
+class EmbeddingSeen:
     """The messages that the runtime accepted from an embedding program, and the notices that it got, over all lives of its nodes."""
 
     accepted: list[str] = attrs.Factory(list[str])
@@ -41,12 +41,12 @@ class DeskSeen:
     """The session key and the text of each notice that the reader of completions got."""
 
 
-class Desk(Interface):
+class EmbeddingProgram(Interface):
     """The embedding program of one life of a node."""
 
-    platform = DESK
+    platform = EMBEDDING
 
-    def __init__(self, seen: DeskSeen, note: Callable[[str, str], None]) -> None:
+    def __init__(self, seen: EmbeddingSeen, note: Callable[[str, str], None]) -> None:
         self._seen = seen
         self._note = note
         self._runtime: Runtime | None = None
@@ -60,7 +60,7 @@ class Desk(Interface):
 
     async def on_turn_end(self, outcome: Outcome) -> None:
         """Record the outcome in the trace."""
-        self._note(DESK, f"{outcome.session_key}: {outcome.state.value} {outcome.text!r}")
+        self._note(EMBEDDING, f"{outcome.session_key}: {outcome.state.value} {outcome.text!r}")
 
     async def receive(self, runtime: Runtime) -> None:
         """Register the interface and read completions until cancelled. A registration that fails is retried after a second."""
@@ -74,7 +74,7 @@ class Desk(Interface):
                     finally:
                         self._nursery = None
             except RuntimeProblem as error:
-                self._note(DESK, f"could not register: {type(error).__name__}")
+                self._note(EMBEDDING, f"could not register: {type(error).__name__}")
             await trio.sleep(1)
 
     def act(self, who: int, number: int, text: str, *, in_process: bool) -> None:
@@ -83,18 +83,20 @@ class Desk(Interface):
             return
         work = self._turn if in_process else self._give
         # In the context of its own process, whatever the context of the caller.
-        self._context.copy().run(self._nursery.start_soon, work, f"{DESK}:{who}", number, text)
+        self._context.copy().run(self._nursery.start_soon, work, f"{EMBEDDING}:{who}", number, text)
 
     async def _give(self, key: str, number: int, text: str) -> None:
-        context = SessionContext(platform=DESK, chat_id=key, session_key=key)
-        message = NewMessage(inbox=DESK, session_key=key, routing=context, text=text, dedupe_key=f"{DESK}-{number}")
-        for _ in range(PATIENCE):
+        context = SessionContext(platform=EMBEDDING, chat_id=key, session_key=key)
+        message = NewMessage(
+            inbox=EMBEDDING, session_key=key, routing=context, text=text, dedupe_key=f"{EMBEDDING}-{number}"
+        )
+        for _ in range(ATTEMPTS):
             try:
                 await self._inbox.accept(message)
             except Draining:
                 return
             except RuntimeProblem as error:
-                self._note(DESK, f"{text!r} was refused: {type(error).__name__}")
+                self._note(EMBEDDING, f"{text!r} was refused: {type(error).__name__}")
                 await trio.sleep(5)
             else:
                 self._seen.accepted.append(text)
@@ -106,9 +108,9 @@ class Desk(Interface):
         try:
             outcome = await self._runtime.run_turn(text, context)
         except RuntimeProblem as error:
-            self._note(DESK, f"{text!r} was refused: {type(error).__name__}")
+            self._note(EMBEDDING, f"{text!r} was refused: {type(error).__name__}")
         else:
-            self._note(DESK, f"in process: {outcome.state.value} {outcome.text!r}")
+            self._note(EMBEDDING, f"in process: {outcome.state.value} {outcome.text!r}")
 
     async def _read(self, runtime: Runtime) -> None:
         """Read the completions until cancelled. A read that the store refuses is retried."""
@@ -117,7 +119,7 @@ class Desk(Interface):
             try:
                 async for row in completions:
                     self._seen.told.append((row.routing.session_key, row.text))
-                    self._note(DESK, f"is told: {row.text[:80]!r}")
+                    self._note(EMBEDDING, f"is told: {row.text[:80]!r}")
             except (RuntimeProblem, TimeoutError) as error:
-                self._note(DESK, f"could not read: {type(error).__name__}")
+                self._note(EMBEDDING, f"could not read: {type(error).__name__}")
                 await trio.sleep(1)

@@ -1,27 +1,30 @@
 """Work on other nodes that share the store: found by its rows, followed by signals, shown and stopped by a request to its node.
 
-The node that runs the work answers with the receipt of its own stop. If the node is gone, the reaper has ended its work, and the receipt says
+The node that runs the work answers with the receipt of its own stop. If the node has ended, the reaper has ended its work, and the receipt says
 that the stop was not observed. Where a store has one owner, nothing here is called.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import trio
 
-from .outcome import CancelCause, Cause, StopReceipt
+from .outcome import CancelCause, Cause
 from .ports import NODE_TOPIC, ROOT_TOPIC, RUN_TOPIC, NodeAnswer, NodeRequest, NodeRow, SignalStore
+from .stop_receipt import StopReceipt
+from .tree import NodeView, cut_view, part_of
 
 if TYPE_CHECKING:
     from .core import RuntimeCore
     from .lane import Lanes
     from .run import Runs
 
-__all__ = ["Neighbours", "watch_run"]
+__all__ = ["PeerTree", "Peers", "all_of", "watch_run"]
 
 STOP_SECONDS: Final = 30.0
 """The default time-out of a stop on another node."""
@@ -39,10 +42,23 @@ TREE: Final = "tree"
 LOOK_SECONDS: Final = 2.0
 """The time-out for another node to send its tree."""
 
+MOST_NODES: Final = 20_000
+"""The number of tree nodes that all other nodes together send, in equal shares."""
+
+LEAST_NODES: Final = 200
+"""The share of each node where there are very many."""
+
+
+class PeerTree(msgspec.Struct, frozen=True):
+    """The tree of another node, cut to the nodes nearest to its root if it is large; `size` is the number before that."""
+
+    tree: NodeView
+    size: int
+
 
 @contextmanager
 def watch_run(store: SignalStore, run_id: str, wake: Callable[[], None], *, settled: bool = True) -> Generator[None]:
-    """Call `wake` when the row or the log of a run, or (with `settled`) what it started, may have changed, or when a node has gone."""
+    """Call `wake` when the row or the log of a run, or (with `settled`) what it started, may have changed, or when a node has ended."""
     with (
         store.subscribe(RUN_TOPIC, lambda _: wake(), run_id),
         store.subscribe(ROOT_TOPIC, lambda _: wake(), run_id) if settled else nullcontext(),
@@ -51,7 +67,25 @@ def watch_run(store: SignalStore, run_id: str, wake: Callable[[], None], *, sett
         yield
 
 
-class Neighbours:
+async def all_of(calls: Iterable[Callable[[], Awaitable[object]]]) -> None:
+    """Make all calls concurrently. If one fails, the others are cancelled, and its exception is raised as it is, not in a group."""
+    failures: list[Exception] = []
+
+    async def make(call: Callable[[], Awaitable[object]]) -> None:
+        try:
+            await call()
+        except Exception as error:
+            failures.append(error)
+            nursery.cancel_scope.cancel()
+
+    async with trio.open_nursery() as nursery:
+        for call in calls:
+            nursery.start_soon(make, call)
+    if failures:
+        raise failures[0]
+
+
+class Peers:
     """Shows and stops work on other nodes, and answers their requests about the work here."""
 
     def __init__(self, core: RuntimeCore, runs: Runs, lanes: Lanes) -> None:
@@ -81,18 +115,30 @@ class Neighbours:
         return (await self._ask(node, STOP_RUN, run_id, cause, seconds))[0]
 
     async def stop_session(self, session_id: str, cause: Cause, *, turns: bool = True) -> list[StopReceipt]:
-        """Stop the jobs of a session, and with `turns` its turns, on every other node that has any; return one receipt each."""
+        """Stop the jobs of a session, and with `turns` its turns, on every other node that has any; return one receipt each.
+
+        A turn that waits for the session has no row yet, so with `turns` all nodes are asked; those without rows of the session have `LOOK_SECONDS` to answer.
+        """
         receipts: list[StopReceipt] = []
         kind = STOP_SESSION if turns else STOP_JOBS
+        store = self._core.store
 
         async def ask(node: str) -> None:
             receipts.extend(await self._ask(node, kind, session_id, cause, STOP_SECONDS))
 
-        owners = await self._core.store.session_owners(session_id)
-        async with trio.open_nursery() as nursery:
-            for node in owners:
-                if node != self._core.store.owner:
-                    nursery.start_soon(ask, node)
+        async def ask_briefly(node: str) -> None:
+            answer = await self._core.membership.ask(
+                node, kind, session_id, _payload(cause, STOP_SECONDS), seconds=LOOK_SECONDS
+            )
+            if answer is not None and "receipts" in answer.value:
+                receipts.extend(msgspec.convert(list(answer.value["receipts"]), list[StopReceipt]))
+
+        owners = set(await store.session_owners(session_id))
+        others = {row.incarnation for row in await store.list_nodes()} - owners if turns else set[str]()
+        await all_of(
+            [partial(ask, node) for node in owners if node != store.owner]
+            + [partial(ask_briefly, node) for node in others if node != store.owner]
+        )
         return receipts
 
     async def stop_turn(
@@ -111,19 +157,24 @@ class Neighbours:
         answer = await self._core.membership.ask(node, RUN_TREE, run_id, seconds=LOOK_SECONDS)
         return None if answer is None or answer.gone else answer.value.get("nodes")
 
-    async def trees(self, tenant: str | None) -> list[tuple[NodeRow, dict[str, Any] | None]]:
-        """Return the other nodes and the part of their trees that `tenant` may see (None: all); the tree is None if a node does not answer in time."""
-        found: dict[str, dict[str, Any] | None] = {}
+    async def trees(self, tenant: str | None, session: str = "") -> list[tuple[NodeRow, PeerTree | None]]:
+        """Return the other nodes and the part of their trees that `tenant` may see (None: all); the tree is None if a node does not answer in time.
+
+        With `session`, only the part of that session (by key or id).
+        """
+        found: dict[str, PeerTree | None] = {}
+        others = [row for row in await self._core.store.list_nodes() if row.incarnation != self._core.store.owner]
+        payload: dict[str, Any] = {"most": max(LEAST_NODES, MOST_NODES // max(1, len(others))), "session": session}
+        if tenant is not None:
+            payload["tenant"] = tenant
 
         async def ask(node: str) -> None:
-            payload = {} if tenant is None else {"tenant": tenant}
             answer = await self._core.membership.ask(node, TREE, "", payload, seconds=LOOK_SECONDS)
-            found[node] = None if answer is None else answer.value.get("tree")
+            found[node] = None
+            if answer is not None and "tree" in answer.value:
+                found[node] = msgspec.convert(answer.value, PeerTree)
 
-        others = [row for row in await self._core.store.list_nodes() if row.incarnation != self._core.store.owner]
-        async with trio.open_nursery() as nursery:
-            for row in others:
-                nursery.start_soon(ask, row.incarnation)
+        await all_of([partial(ask, row.incarnation) for row in others])
         return [(row, found[row.incarnation]) for row in others]
 
     async def _ask(
@@ -135,7 +186,7 @@ class Neighbours:
         seconds: float,
         more: Mapping[str, Any] | None = None,
     ) -> list[StopReceipt]:
-        payload = {"cause": cause.kind.value, "detail": cause.detail, "seconds": seconds, **(more or {})}
+        payload = {**_payload(cause, seconds), **(more or {})}
         began = trio.current_time()
         wait = seconds + ANSWER_SECONDS if seconds else 0.0
         answer = await self._core.membership.ask(node, kind, target, payload, seconds=wait)
@@ -182,7 +233,16 @@ class Neighbours:
         return {"nodes": [] if run is None else run.snapshot()}
 
     async def _tree_here(self, request: NodeRequest) -> Mapping[str, Any]:
-        return {"tree": self._core.tree.snapshot(tenant=request.payload.get("tenant"))}
+        payload = request.payload
+        tree, size = self._core.tree.view(tenant=payload.get("tenant"))
+        if payload.get("session"):
+            tree, size = part_of(tree, payload["session"])
+        cut_view(tree, int(payload.get("most", LEAST_NODES)))
+        return msgspec.to_builtins(PeerTree(tree, size))
+
+
+def _payload(cause: Cause, seconds: float) -> dict[str, Any]:
+    return {"cause": cause.kind.value, "detail": cause.detail, "seconds": seconds}
 
 
 def _asked(request: NodeRequest) -> tuple[Cause, float]:
@@ -196,11 +256,11 @@ def _told(receipts: list[StopReceipt]) -> Mapping[str, Any]:
 
 
 def _unseen(target: str, node: str, cause: Cause, answer: NodeAnswer | None, milliseconds: float) -> StopReceipt:
-    """Return the receipt of a stop that was not observed: the node is gone, or has not answered (yet)."""
+    """Return the receipt of a stop that was not observed: the node has ended, or has not answered (yet)."""
     if answer is None:
-        why = f"node {node[:8]} has not answered yet; the stop stays asked for"
+        why = f"node {node[:8]} has not answered yet; the request to stop stays in the store"
     elif answer.gone:
-        why = f"node {node[:8]} is gone; what it ran was given its end, and nobody has seen it stop"
+        why = f"node {node[:8]} has ended; its work was ended in the store, and the stop was not observed"
     else:
         why = f"node {node[:8]}: {answer.value.get('error', 'no receipt')}"
     return StopReceipt(target=target, cause=cause, ok=False, milliseconds=milliseconds, remaining=(why,))

@@ -28,7 +28,7 @@ _ASCII_WORD: Final = re.compile(r"[a-z0-9]+")
 
 @cache
 def _token() -> re.Pattern[str]:
-    """A run of a script without spaces, or a word: letters and digits with the marks that belong to them."""
+    """Return a run of a script without spaces, or a word: letters and digits with the marks that belong to them."""
     found = (character for character in map(chr, range(sys.maxunicode + 1)) if not "\u0300" <= character <= "\u036f")
     marks = re.escape("".join(mark for mark in found if unicodedata.category(mark) in ("Mn", "Mc")))
     letter = rf"(?:(?![{SPACELESS}])[^\W_])"

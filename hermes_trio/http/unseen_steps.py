@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from hashlib import sha256
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -17,37 +17,15 @@ from hermes_trio.agent.loop import HANDED_OVER
 from hermes_trio.runtime.ports import Message, ToolCall
 from hermes_trio.store import IdempotentReply
 
-from .errors import ApiError
 from .idempotency import ReplyStore
 from .requests import encode_json
 
-__all__ = ["client_calls", "kept_steps", "opening_of", "restore_steps", "split_results"]
+__all__ = ["kept_steps", "opening_of", "restore_steps"]
 
 ROUTE: Final = "steps before client tools"
 KEPT_SECONDS: Final = 7 * 86_400.0
 
 _messages: Final = msgspec.json.Decoder(list[Message])
-
-
-def client_calls(value: Any, param: str) -> tuple[ToolCall, ...]:
-    """Parse `tool_calls` of an assistant's message that a client returns."""
-    try:
-        entries = msgspec.convert(value, list[_SentCall])
-    except msgspec.ValidationError as error:
-        raise ApiError(400, f"{param}: {error}", code="invalid_value", param=param) from None
-    return tuple(
-        [ToolCall(id=entry.id, name=entry.function.name, arguments=entry.function.arguments) for entry in entries]
-    )
-
-
-class _SentFunction(msgspec.Struct):
-    name: str
-    arguments: str = "{}"
-
-
-class _SentCall(msgspec.Struct):
-    id: str
-    function: _SentFunction
 
 
 def _key(opening: str, call: ToolCall) -> str:
@@ -105,41 +83,3 @@ async def restore_steps(store: ReplyStore, tenant: str, opening: str, history: S
         # A client that brings the server's steps itself needs none of them twice.
         restored.extend(steps if unseen and unseen.isdisjoint(brought) else [message])
     return restored
-
-
-def split_results(
-    messages: Sequence[Message], params: Sequence[str], brought: int = 0
-) -> tuple[list[Message], list[Message], Message | None]:
-    """Split a conversation with tool calls into history, results that the turn brings, and its message.
-
-    `params` says where each message is in the body; those before `brought` are not the client's.
-
-    Raises 400 for a result without a call.
-    """
-    waiting: set[str] = set()
-    last = -1
-    for index, message in enumerate(messages):
-        if message.role == "assistant":
-            waiting = {call.id for call in message.tool_calls}
-            last = index
-        elif message.role == "tool" and message.content != HANDED_OVER:
-            if message.tool_call_id not in waiting and index >= brought:
-                raise ApiError(
-                    400,
-                    f"{params[index]} is the result of {message.tool_call_id!r}, but the assistant's message before it has no such tool call,"
-                    " or its result was given already.",
-                    code="unknown_tool_call",
-                    param=params[index],
-                )
-            waiting.discard(message.tool_call_id)
-    split = max(last + 1, brought)
-    head, tail = list(messages[:split]), list(messages[split:])
-    # The result of a server tool that a client sends back has the tool's name; that of its own tool has not.
-    head += [message for message in tail if message.role == "tool" and message.tool_name]
-    results = [message for message in tail if message.role == "tool" and not message.tool_name]
-    said = [message for message in tail if message.role != "tool"]
-    if results and len(said) > 1:
-        # The turn is about the last message; what came before it, the results among it, is history.
-        head += [msgspec.structs.replace(message, role="user") for message in results]
-        results = []
-    return [*head, *said[:-1]], results, said[-1] if said else None

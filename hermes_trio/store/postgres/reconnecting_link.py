@@ -14,25 +14,33 @@ from hermes_trio.store.errors import StoreError, StoreUnavailable
 from .errors import LinkBroken, SqlError, translate_sql
 from .link import PostgresLink, open_link
 
-__all__ = ["PostgresLine"]
+__all__ = ["ReconnectingLink"]
 
 FIRST_PAUSE: Final = 0.05
 LONGEST_PAUSE: Final = 2.0
+LOOK_SECONDS: Final = 5.0
+"""Seconds between two checks whether an answer is overdue."""
 
 logger: Final = logging.getLogger(__name__)
 
 
-class PostgresLine:
-    """One connection, opened again with growing pauses whenever it breaks. `settings` are set in every session of it."""
+class ReconnectingLink:
+    """One connection, opened again with growing pauses whenever it breaks. `settings` are set in every session of it.
 
-    def __init__(self, name: str, url: str, where: str, settings: Mapping[str, str]) -> None:
+    A server that owes an answer for longer than `answer_seconds` ends the connection: a proxy may keep one open whose other side is closed.
+    """
+
+    def __init__(
+        self, name: str, url: str, where: str, settings: Mapping[str, str], answer_seconds: float = float("inf")
+    ) -> None:
         self.name: str = name
         self._url: str = url
         self._where: str = where
         self._settings: dict[str, str] = dict(settings)
+        self.answer_seconds: float = answer_seconds
         self._link: PostgresLink | None = None
         self._change: trio.Event = trio.Event()
-        self._problem: str = "it was not opened yet"
+        self._problem: str = "it has not been opened"
         self._closed: bool = False
         self._scope: trio.CancelScope = trio.CancelScope()
 
@@ -42,16 +50,22 @@ class PostgresLine:
         link = self._link
         return link if link is not None and link.broken is None else None
 
-    async def link(self, patience: float) -> PostgresLink:
-        """Return the link; wait up to `patience` seconds for one, then raise `StoreUnavailable`."""
+    async def link(self, seconds: float) -> PostgresLink:
+        """Return the link; wait up to `seconds` for one, then raise `StoreUnavailable`."""
         if (link := self.up) is not None:
             return link
-        with trio.move_on_after(patience):
+        with trio.move_on_after(seconds):
             while not self._closed:
                 await self._change.wait()
                 if (link := self.up) is not None:
                     return link
         raise StoreUnavailable(f"the database {self._where} cannot be reached: {self._problem}")
+
+    def replace(self, since: float) -> None:
+        """Break the link, unless something was received on it since that moment (of the loop's clock). It is opened again."""
+        link = self._link
+        if link is not None and link.heard_at < since:
+            link.fail(LinkBroken("another connection to this server was not answered"))
 
     def close(self) -> None:
         """End `keep`. Nothing else ends it once it has started, so that the last writes still have a connection."""
@@ -75,9 +89,13 @@ class PostgresLine:
                             started = self._scope.shield = True
                             task_status.started()
                         elif pause > FIRST_PAUSE:
-                            logger.info("the database %s is back (%s)", self._where, self.name)
+                            logger.info("reconnected to the database %s (%s)", self._where, self.name)
                         pause = FIRST_PAUSE
-                        await link.gone.wait()
+                        while not link.gone.is_set():
+                            with trio.move_on_after(min(LOOK_SECONDS, self.answer_seconds)):
+                                await link.gone.wait()
+                            if link.silent_seconds > self.answer_seconds:
+                                link.fail(LinkBroken(f"the server has not answered for {link.silent_seconds:.0f} s"))
                         self._problem = str(link.broken)
                 except (StoreError, LinkBroken, SqlError) as error:
                     self._problem = str(error)
@@ -85,7 +103,7 @@ class PostgresLine:
                         raise translate_sql(error, self._where) from None
                 if pause == FIRST_PAUSE:
                     logger.warning(
-                        "the connection to the database %s broke (%s): %s; it is opened again",
+                        "the connection to the database %s broke (%s): %s; reconnecting",
                         self._where,
                         self.name,
                         self._problem,

@@ -16,7 +16,7 @@ from hermes_trio.runtime.turn import Turn
 if TYPE_CHECKING:
     from .core import MessagingCore
 
-__all__ = ["NEWER_MESSAGE", "LanesElsewhere", "has_children"]
+__all__ = ["NEWER_MESSAGE", "RemoteLanes", "has_children"]
 
 NEWER_MESSAGE: Final = Cause(CancelCause.STOP, "a newer message came in")
 
@@ -30,7 +30,7 @@ def has_children(turn: Turn) -> bool:
     return any(node.kind == "turn" and node is not turn.node for node in turn.node.walk())
 
 
-class LanesElsewhere:
+class RemoteLanes:
     """Steers and interrupts turns on other nodes, and turns here on their request."""
 
     def __init__(self, messaging: MessagingCore) -> None:
@@ -68,7 +68,7 @@ class LanesElsewhere:
         turn = self._turn(request)
         if turn is None or turn.node.closed_at is not None:
             return {"steered": False}
-        self._messaging.steer(turn, int(request.payload["number"]), str(request.payload["text"]))
+        turn.steer(int(request.payload["number"]), str(request.payload["text"]))
         return {"steered": True}
 
     async def _interrupt_here(self, request: NodeRequest) -> Mapping[str, Any]:
