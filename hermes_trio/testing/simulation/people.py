@@ -34,6 +34,9 @@ CONVERSATION: Final = "/v1/web/conversations/home"
 PAGE_SECONDS: Final = 150.0
 """Seconds until a page of the web chat is closed."""
 
+READ_SECONDS: Final = 60.0
+"""Seconds after which the last reader of a run gives up: its run should have settled before."""
+
 FLOOD_SECONDS: Final = 2.0
 """Seconds between two requests of a flooding client, and the time limit of each."""
 
@@ -199,7 +202,7 @@ class People:
             run.last = None if answer is None else answer.json
             foreign = await self._ask("GET", f"/v1/runs/{run.run_id}", world.keys[1 - run.tenant])
             run.foreign.append(0 if foreign is None else foreign.status)
-            run.late = await self._read(run, key, None)
+            run.late = await self._read(run, key)
         for page in world.seen.pages:
             answer = await self._ask("GET", f"{CONVERSATION}/messages", world.keys[page.tenant])
             page.history = None if answer is None else answer.json
@@ -346,12 +349,17 @@ class People:
                 return
             await trio.sleep(5)
 
-    async def _read(self, seen: RunSeen, key: str, last: str | None) -> list[StreamedEvent]:
+    async def _read(self, seen: RunSeen, key: str) -> list[StreamedEvent]:
+        """Read the events of a run until it settles. Returns what there is if it does not settle within `READ_SECONDS`."""
         for _ in range(5):
+            read: list[StreamedEvent] = []
             try:
                 path = f"/v1/runs/{seen.run_id}/events?until=settled"
-                async with stream(self._world.balancer, "GET", path, headers=_events(key, last)) as events:
-                    return [event async for event in events]
+                with trio.move_on_after(READ_SECONDS):
+                    async with stream(self._world.balancer, "GET", path, headers=_events(key, None)) as events:
+                        async for event in events:
+                            read.append(event)  # noqa: PERF401 - what was read before the time ran out is kept
+                return read
             except NoAnswer:
                 await trio.sleep(5)
         return []
