@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import signal
 import sys
 from collections.abc import Iterator
 
@@ -13,6 +14,11 @@ from tests.postgres_server import PostgresServer, postgres_server
 
 SECONDS = 120.0
 SLOW_SECONDS = 3600.0
+
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell lets the jobs in its background ignore SIGINT, and servers that a test starts and ends with it would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

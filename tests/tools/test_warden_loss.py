@@ -78,7 +78,7 @@ def test_nothing_survives_the_server(tmp_path: Path, signum: signal.Signals) -> 
         assert len(keepers) == 13
         assert marked(mark)
         server.send_signal(signum)
-        server.wait()
+        server.wait(timeout=20)
     assert gone_blocking(mark) == []
     deadline = time.monotonic() + 5
     while any(map(is_alive, keepers)) and time.monotonic() < deadline:
