@@ -10,7 +10,7 @@ from typing import Any, Final, cast
 
 from .errors import ApiError
 
-__all__ = ["Content", "flat_text", "has_content", "normalise", "text_of"]
+__all__ = ["TEXT_LENGTH", "Content", "flat_text", "has_content", "normalise", "text_of"]
 
 Content = str | list[dict[str, Any]]
 

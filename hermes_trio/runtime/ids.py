@@ -21,9 +21,11 @@ class Ids:
     def hex(self, digits: int = 32) -> str:
         """Return `digits` hexadecimal digits that this object has not returned before."""
         # Multiplying by an odd number permutes the numbers below 2**bits: no repetition, and consecutive ids do not look alike.
-        bits = 4 * digits
-        number = (self._prefix + next(self._counter) * 0x9E3779B97F4A7C15F39CC0605CEDC835) & ((1 << bits) - 1)
-        return f"{number:0{digits}x}"
+        top = 1 << 4 * digits
+        number = self._prefix + next(self._counter) * 0x9E3779B97F4A7C15F39CC0605CEDC835
+        return hex(number & (top - 1) | top)[
+            3:
+        ]  # without "0x1": half of the time of a format string with a width in it
 
     def make(self, prefix: str, digits: int = 32) -> str:
         """Return `prefix` and `digits` hexadecimal digits."""

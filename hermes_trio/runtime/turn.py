@@ -198,10 +198,11 @@ class Turn:
         self.locked: bool = False
         budget = spec.budget
         self.allowance: Allowance = allowance.child(budget, self.cancel)
-        self.deadline: float = inf if budget is None or budget.seconds is None else trio.current_time() + budget.seconds
         self.node = node.open(
             "turn", id, name=spec.source, owner=self.context.session_key, tenant=spec.tenant, work=self
         )
+        seconds = None if budget is None else budget.seconds
+        self.deadline: float = inf if seconds is None else self.node.opened_at + seconds
         self.nursery: trio.Nursery
 
     def __repr__(self) -> str:

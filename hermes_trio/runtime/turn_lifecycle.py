@@ -7,7 +7,7 @@ cancellation from outside the turn's own scope propagates, after the end has bee
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from functools import partial
 from typing import Final, cast
 
@@ -20,7 +20,7 @@ from .core import SUBAGENT, RuntimeCore
 from .ends import End
 from .errors import AgentFailed, BudgetExhausted, Fenced, RuntimeClosed, RuntimeProblem, SessionHeld
 from .outcome import CancelCause, Cause, Outcome, TurnState
-from .ports import SESSION_TOPIC, EventRow, InboxKind, Message, NewReply, Reply, TurnFinish, TurnStart
+from .ports import SESSION_TOPIC, EventRow, InboxKind, InboxRow, Message, NewReply, Reply, TurnFinish, TurnStart
 from .tree import Node, check_printable, split_cancelled, waiting
 from .turn import Owner, Turn, TurnOrigin, TurnScope, TurnSpec
 
@@ -190,7 +190,6 @@ def holds_session(turn: Turn) -> bool:
 def _start_of(turn: Turn) -> TurnStart:
     spec, origin = turn.spec, turn.origin
     wakes = None if spec.budget is None or not origin.rows else spec.budget.wakes
-    notices = () if wakes is None else (row for row in origin.rows if row.kind is InboxKind.NOTICE)
     return TurnStart(
         turn_id=turn.id,
         context=turn.context,
@@ -202,10 +201,15 @@ def _start_of(turn: Turn) -> TurnStart:
         inbox_ids=tuple(row.id for row in origin.rows) if origin.rows else (),
         one_shot=bool(spec.one_shot),
         hold=turn.core.shared and holds_session(turn),
-        roots=tuple(dict.fromkeys(row.root_id for row in notices if row.root_id)),
+        roots=() if wakes is None else _noticed_roots(origin.rows),
         wakes=wakes,
         began_at=turn.core.clock(),
     )
+
+
+def _noticed_roots(rows: Sequence[InboxRow]) -> tuple[str, ...]:
+    notices = (row for row in rows if row.kind is InboxKind.NOTICE)
+    return tuple(dict.fromkeys(row.root_id for row in notices if row.root_id))
 
 
 def _split_failure(error: BaseException) -> tuple[BaseException | None, BaseException | None]:

@@ -22,7 +22,7 @@ from hermes_trio.agent.model import ModelOptions, TurnOptions
 from hermes_trio.http.auth import RequiredScope
 from hermes_trio.http.client_retries import note_disconnect, refuse_retry
 from hermes_trio.http.client_tools import chat_choice, chat_tool_calls, chat_tools, split_results
-from hermes_trio.http.content import Content, flat_text, has_content, normalise, text_of
+from hermes_trio.http.content import TEXT_LENGTH, Content, flat_text, has_content, normalise, text_of
 from hermes_trio.http.errors import NOT_AGAIN, ApiError, redact_text, retry_after
 from hermes_trio.http.inputs import (
     detaches,
@@ -223,7 +223,10 @@ def _read(body: PlainChatRequest, public_model: str) -> AskedTurn:
         if message.tool_calls or role == "tool":
             return _read_with_calls(body, public_model)
         if role == "user" or role == "assistant":
-            kept.append((role, normalise(message.content, f"messages[{number}].content")))
+            content = message.content
+            if type(content) is not str or len(content) > TEXT_LENGTH:
+                content = normalise(content, f"messages[{number}].content")
+            kept.append((role, content))
         elif role == "system" or role == "developer":
             system.append(flat_text(message.content))
     if not kept:
