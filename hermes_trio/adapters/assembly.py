@@ -32,10 +32,17 @@ if TYPE_CHECKING:
 
 # Adapters are imported by name, or where they are built, so that unused ones do not slow down the start.
 
-__all__ = ["AdapterAssembly", "OpenAdapters", "build_assembly", "github_platform"]
+__all__ = [
+    "CHAT_PLATFORMS",
+    "AdapterAssembly",
+    "OpenAdapters",
+    "build_assembly",
+    "build_chat_platform",
+    "github_platform",
+]
 
 
-_PLATFORMS: Final = {"telegram": "TELEGRAM_BOT_TOKEN", "discord": "DISCORD_BOT_TOKEN", "slack": "SLACK_BOT_TOKEN"}
+CHAT_PLATFORMS: Final = {"telegram": "TELEGRAM_BOT_TOKEN", "discord": "DISCORD_BOT_TOKEN", "slack": "SLACK_BOT_TOKEN"}
 """The chat platforms, and the environment variable that enables each without a table in the configuration."""
 
 
@@ -55,6 +62,12 @@ class OpenAdapters(msgspec.Struct, frozen=True, kw_only=True):
         if self.webhook is not None and path.startswith(self.webhook.prefix):
             return self.webhook
         return self.endpoints.get(path)
+
+
+def build_chat_platform(name: str, table: Mapping[str, Any], environment: Mapping[str, str]) -> Platform | None:
+    """Build one of `CHAT_PLATFORMS` with its own `NAME_platform`, or return None if it is not configured. Raises `SettingsError`."""
+    build = getattr(import_module(f".{name}.adapter", __package__), f"{name}_platform")
+    return cast("Platform | None", build(table, environment))
 
 
 def github_platform(environment: Mapping[str, str]) -> Platform | None:
@@ -149,7 +162,7 @@ def build_assembly(
     home: Path | None = None,
     platforms: Iterable[Platform] = (),
 ) -> AdapterAssembly:
-    """Build the assembly of a configuration: `tables` are its sections by name, `plugins` those of adapters in other packages.
+    """Build the assembly of a configuration: `tables` are its sections by name (`Config.tables`), `plugins` those of adapters in other packages.
 
     `platforms` are added to those of the configuration. Raises `SettingsError`.
     """
@@ -157,11 +170,10 @@ def build_assembly(
     for name, table in tables.get("plugins", {}).items():
         where = f"plugins.adapters.{name}"
         built.append(build_plugin(ADAPTERS, name, where, (table, environment), Platform))
-    for name, variable in _PLATFORMS.items():
+    for name, variable in CHAT_PLATFORMS.items():
         table = tables.get(name, {})
         if table or environment.get(variable):
-            build = getattr(import_module(f".{name}.adapter", __package__), f"{name}_platform")
-            platform: Platform | None = build(table, environment)
+            platform = build_chat_platform(name, table, environment)
             if platform is not None:
                 built.append(platform)
     comments = github_platform(environment)

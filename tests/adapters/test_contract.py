@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 import trio
 
+from hermes_trio.adapters.assembly import CHAT_PLATFORMS
 from hermes_trio.adapters.cli.chat import ChatAdapter
 from hermes_trio.adapters.cli.screen import Screen
 from hermes_trio.adapters.web.adapter import WebAdapter, _owner
@@ -22,13 +23,8 @@ from hermes_trio.messaging.contract import Adapter
 from hermes_trio.store import StoreError, open_store
 from hermes_trio.testing.contracts import AdapterBench, AdapterContract
 from hermes_trio.testing.platforms import FakeSlack, FakeTelegram
-from tests.e2e.chat_drivers import Driver, open_driver
-
-from .test_discord import member as discord
-from .test_slack import member as slack
-from .test_telegram import member as telegram
-
-MEMBERS = {"discord": discord, "slack": slack, "telegram": telegram}
+from tests.e2e.chat_drivers import DRIVERS, Driver, open_driver
+from tests.e2e.chat_world import platforms_of
 
 
 class PlatformBench(AdapterBench):
@@ -60,7 +56,8 @@ class PlatformBench(AdapterBench):
 async def open_platform(name: str) -> AsyncIterator[AdapterBench]:
     """The bench of a platform, for the body of the `async with`."""
     async with open_driver(name) as driver:
-        yield PlatformBench(driver, MEMBERS[name](driver.fake).adapter)  # pyright: ignore[reportArgumentType]
+        (platform,) = platforms_of({name: driver.table()})
+        yield PlatformBench(driver, platform.adapter)
 
 
 class TestTelegram(AdapterContract):
@@ -86,6 +83,13 @@ class TestSlack(AdapterContract):
 
     def open_bench(self, tmp_path: Path):
         return open_platform("slack")
+
+
+def test_every_chat_platform_is_tested():
+    """A platform of the product has a driver, and a subclass of the contract here."""
+    assert set(DRIVERS) == set(CHAT_PLATFORMS)
+    named = {f"Test{name.capitalize()}" for name in CHAT_PLATFORMS}
+    assert named <= {kind.__name__ for kind in AdapterContract.__subclasses__()}
 
 
 class BrowserBench(AdapterBench):

@@ -1,10 +1,10 @@
-"""The three fake platforms behind one face, so that a test says once what must hold on each of them."""
+"""The fake platforms behind one interface, so that one test runs on each of them. `DRIVERS` lists them."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import attrs
@@ -20,10 +20,9 @@ from hermes_trio.testing.platforms import (
     open_fake_slack,
     open_fake_telegram,
 )
+from hermes_trio.testing.platforms.fake import FakePlatform
 
 from .chat_world import TIMEOUT, discord_table, slack_table, telegram_table
-
-PLATFORMS = ("telegram", "discord", "slack")
 
 
 @attrs.frozen
@@ -52,7 +51,9 @@ class Driver(ABC):
 
     name: str
     prefix = "/"
-    fake: FakeTelegram | FakeDiscord | FakeSlack
+    send_method: str
+    """The API method that sends a message, by the name that the fake records."""
+    fake: FakePlatform[Any]
 
     @abstractmethod
     def table(self, **more: Any) -> dict[str, Any]:
@@ -93,6 +94,7 @@ class Driver(ABC):
 
 class TelegramDriver(Driver):
     name = "telegram"
+    send_method = "sendMessage"
 
     fake: FakeTelegram
 
@@ -151,6 +153,7 @@ def _of_telegram(one: BotMessage) -> Shown:
 
 class DiscordDriver(Driver):
     name = "discord"
+    send_method = "create_message"
 
     fake: FakeDiscord
 
@@ -202,6 +205,7 @@ class DiscordDriver(Driver):
 
 class SlackDriver(Driver):
     name = "slack"
+    send_method = "chat.postMessage"
     prefix = "!"
 
     fake: FakeSlack
@@ -250,22 +254,40 @@ def _of_slack(one: SlackMessage) -> Shown:
 
 
 @asynccontextmanager
-async def open_driver(name: str) -> AsyncIterator[Driver]:
+async def _open_telegram() -> AsyncIterator[Driver]:
+    async with open_fake_telegram() as fake:
+        yield TelegramDriver(fake)
+
+
+@asynccontextmanager
+async def _open_discord() -> AsyncIterator[Driver]:
+    async with open_fake_discord() as fake:
+        yield DiscordDriver(fake)
+
+
+@asynccontextmanager
+async def _open_slack() -> AsyncIterator[Driver]:
+    async with open_fake_slack(ack_timeout=10.0) as fake:
+        yield SlackDriver(fake)
+
+
+DRIVERS: Mapping[str, Callable[[], AbstractAsyncContextManager[Driver]]] = {
+    "telegram": _open_telegram,
+    "discord": _open_discord,
+    "slack": _open_slack,
+}
+"""Every chat platform, as `CHAT_PLATFORMS` of the product names it."""
+
+PLATFORMS = tuple(DRIVERS)
+
+
+def open_driver(name: str) -> AbstractAsyncContextManager[Driver]:
     """A platform by its name, for the body of the `async with`."""
-    match name:
-        case "telegram":
-            async with open_fake_telegram() as telegram:
-                yield TelegramDriver(telegram)
-        case "discord":
-            async with open_fake_discord() as discord:
-                yield DiscordDriver(discord)
-        case _:
-            async with open_fake_slack(ack_timeout=10.0) as slack:
-                yield SlackDriver(slack)
+    return DRIVERS[name]()
 
 
 @asynccontextmanager
 async def open_drivers() -> AsyncIterator[dict[str, Driver]]:
-    """All three platforms."""
-    async with open_driver("telegram") as telegram, open_driver("discord") as discord, open_driver("slack") as slack:
-        yield {"telegram": telegram, "discord": discord, "slack": slack}
+    """All platforms."""
+    async with AsyncExitStack() as stack:
+        yield {name: await stack.enter_async_context(open_driver(name)) for name in PLATFORMS}

@@ -16,9 +16,8 @@ import attrs
 import trio
 
 from hermes_trio import Runtime, RuntimeSettings
-from hermes_trio.adapters.discord.adapter import DiscordAdapter, discord_platform
-from hermes_trio.adapters.slack.adapter import slack_platform
-from hermes_trio.adapters.telegram.adapter import telegram_platform
+from hermes_trio.adapters.assembly import build_chat_platform
+from hermes_trio.adapters.discord.adapter import DiscordAdapter
 from hermes_trio.agent.approvals import Approvals
 from hermes_trio.agent.command_policy import ApprovalSettings
 from hermes_trio.agent.loop import ModelAgent
@@ -75,8 +74,7 @@ class ChatWorld:
 
 def platforms_of(tables: Tables) -> list[Platform]:
     """The adapters of these tables, by the same functions that the product uses."""
-    makers = {"telegram": telegram_platform, "discord": discord_platform, "slack": slack_platform}
-    found = [makers[name](table, {}) for name, table in tables.items()]
+    found = [build_chat_platform(name, table, {}) for name, table in tables.items()]
     for platform in found:
         if platform is not None and isinstance(platform.adapter, DiscordAdapter):
             # The fake does not insist on five seconds between two sessions.

@@ -16,7 +16,6 @@ from hermes_trio.testing.platforms.faults import FaultScript
 from .chat_drivers import PLATFORMS, Driver, Place, open_driver, open_drivers
 from .chat_world import TIMEOUT, open_gateway_with, open_server_with
 
-SEND = {"telegram": "sendMessage", "discord": "create_message", "slack": "chat.postMessage"}
 WORK = "!bg echo half-way; sleep 300"
 
 
@@ -102,7 +101,7 @@ async def test_a_reply_whose_sending_was_cut_off_by_a_crash_arrives(name: str, t
     """Killed between the commit and the end of the send, the gateway sends again after its start: once, or a second time with a label."""
     async with open_driver(name) as driver:
         place = driver.direct(1)
-        driver.fake.fail(SEND[name], Delay(60))
+        driver.fake.fail(driver.send_method, Delay(60))
         async with open_server_with({name: driver.table()}, tmp_path) as server:
             await driver.ready()
             driver.say(place, "are you there?")
@@ -124,7 +123,7 @@ async def test_a_reply_whose_answer_got_lost_is_not_doubled_without_a_label(name
     """The platform has it, but its answer is lost on the way: whatever is sent again says that it may be a duplicate. On Discord nothing is."""
     async with open_driver(name) as driver:
         place = driver.direct(1)
-        driver.fake.fail(SEND[name], Drop(before=False))
+        driver.fake.fail(driver.send_method, Drop(before=False))
         async with open_gateway_with({name: driver.table()}, tmp_path / "state.db") as world:
             await world.connected()
             driver.say(place, "hello")
