@@ -96,6 +96,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         """Return the place of the store: the address of a PostgreSQL database, or a file."""
         return self.store.url or self.database
 
+    @property
+    def tables(self) -> dict[str, Table]:
+        """Return the sections that their owners validate, by name. `plugins` holds the tables of adapters in other packages."""
+        sections = {name: getattr(self, name) for name in SECTIONS}
+        tables = {name: cast("Table", value) for name, value in sections.items() if isinstance(value, dict)}
+        return {**tables, "plugins": cast("Table", self.plugins.adapters)}
+
     def __rich_repr__(self) -> list[tuple[str, Any]]:
         # Tables and the environment hold secrets.
         return [("home", str(self.home)), ("path", str(self.path))]

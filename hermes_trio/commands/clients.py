@@ -20,7 +20,7 @@ from hermes_trio.adapters.cli.chat import CLI
 from hermes_trio.adapters.cron.jobs import changed_job, job_view, new_job
 from hermes_trio.base.settings import read_settings
 from hermes_trio.commands.options import CommandFailed, server_client, unanswered
-from hermes_trio.config import SECTIONS, Config
+from hermes_trio.config import Config
 from hermes_trio.messaging.settings import CronSettings
 from hermes_trio.runtime.ids import Ids
 from hermes_trio.store import Page, SessionFilter, StoreInUse
@@ -88,9 +88,7 @@ class _JobsInStore:
         self._store = store
         self._config = config
         self._settings = read_settings(config.cron, CronSettings, "cron")
-        tables = {name: cast("Mapping[str, Any]", getattr(config, name)) for name in SECTIONS}
-        tables["plugins"] = config.plugins.adapters
-        assembly = build_assembly(tables, environment=config.environment, host=config.server.host)
+        assembly = build_assembly(config.tables, environment=config.environment, host=config.server.host)
         self._platforms = assembly.platforms.names
 
     async def list(self) -> list[dict[str, Any]]:

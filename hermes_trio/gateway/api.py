@@ -69,10 +69,12 @@ async def open_api_gateway(
     `agent` replaces the configured agent, and `store` opens another store. With `in_memory` nothing is stored on disk: for tests, and to measure the
     cost of durability.
     """
-    tables = {name: getattr(config, name) for name in ("telegram", "discord", "slack", "webhook", "cron")}
-    tables["plugins"] = config.plugins.adapters
     assembly = build_assembly(
-        tables, environment=config.environment, host=config.server.host, home=config.home, platforms=[web_platform()]
+        config.tables,
+        environment=config.environment,
+        host=config.server.host,
+        home=config.home,
+        platforms=[web_platform()],
     )
     async with open_gateway(config, assembly, agent=agent, in_memory=in_memory, store=store) as gateway:
         api = ApiCore(

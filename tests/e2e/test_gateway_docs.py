@@ -12,7 +12,7 @@ import httpx2
 import pytest
 
 from hermes_trio.adapters.assembly import build_assembly
-from hermes_trio.config import SECTIONS, load_config
+from hermes_trio.config import load_config
 
 from .server_process import clean_environment, server_process
 
@@ -29,8 +29,7 @@ def test_every_configuration_on_the_page_can_be_used(page: str, tmp_path: Path) 
         file = tmp_path / f"{number}.toml"
         file.write_text(block)
         config = load_config(VARIABLES, home=tmp_path, path=file)
-        tables = {name: getattr(config, name) for name in SECTIONS if isinstance(getattr(config, name), dict)}
-        assembly = build_assembly(tables, environment=VARIABLES, host="127.0.0.1")
+        assembly = build_assembly(config.tables, environment=VARIABLES, host="127.0.0.1")
         routes = tomllib.loads(block).get("webhook", {}).get("routes", {})
         assert set(routes) <= {"deploys", "reviews"}
         assert assembly.platforms is not None

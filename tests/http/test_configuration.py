@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from hermes_trio.adapters.assembly import CHAT_PLATFORMS, build_assembly
 from hermes_trio.base.redaction import Redactor
 from hermes_trio.config import Config, ConfigError, load_config
 from hermes_trio.gateway.api import model_entries
@@ -201,6 +202,24 @@ def test_readable_lines_for_people() -> None:
     root.setLevel(before[1])
     assert "hello you" in stream.getvalue()
     assert "\x1b[" not in stream.getvalue()
+
+
+@pytest.mark.parametrize("name", CHAT_PLATFORMS)
+def test_the_section_of_each_chat_platform_is_read_and_built(name: str, tmp_path: Path) -> None:
+    """A table enables its platform, and so does the variable of its token alone."""
+    tokens = 'token = "1:token"\n' + ('app_token = "xapp-1"\n' if name == "slack" else "")
+    variables = {CHAT_PLATFORMS[name]: "1:token", "SLACK_APP_TOKEN": "xapp-1"}
+    for config in (load(tmp_path, f"[{name}]\n{tokens}"), load(tmp_path, **variables)):
+        assembly = build_assembly(config.tables, environment=config.environment, host=None)
+        assert assembly.platforms.names == (name,)
+
+
+def test_the_tables_of_a_configuration_are_those_that_their_owners_validate(tmp_path: Path) -> None:
+    """Sections that the configuration validates itself are left out; plugins are there by their own names."""
+    tables = load(tmp_path, "[telegram]\ntyping = false\n[plugins.adapters.mail]\nbox = 1\n").tables
+    assert tables["telegram"] == {"typing": False}
+    assert tables["plugins"] == {"mail": {"box": 1}}
+    assert "server" not in tables
 
 
 def test_a_route_tells_the_model_behind_it(tmp_path: Path) -> None:
