@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,9 +13,7 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from hermes_trio.adapters.discord.events import DiscordSettings
-from hermes_trio.adapters.slack.events import SlackSettings
-from hermes_trio.adapters.telegram.events import TelegramSettings
+from hermes_trio.adapters.assembly import CHAT_PLATFORMS
 from hermes_trio.agent.command_policy import ApprovalSettings
 from hermes_trio.agent.loop import AgentSettings
 from hermes_trio.base.retention import Retention
@@ -50,6 +49,13 @@ from hermes_trio.tracing.settings import TracingSettings
 DOCS = Path(__file__).parents[2] / "docs"
 UNSET = "–"
 
+
+def platform_settings(name: str) -> type[msgspec.Struct]:
+    """The settings struct `NameSettings` of a chat platform."""
+    events = import_module(f"hermes_trio.adapters.{name}.events")
+    return getattr(events, f"{name.capitalize()}Settings")
+
+
 STRUCTS: dict[str, type[msgspec.Struct]] = {
     "[server]": ServerSettings,
     "[limits]": Limits,
@@ -70,9 +76,7 @@ STRUCTS: dict[str, type[msgspec.Struct]] = {
     "[store]": StoreSettings,
     "[tracing]": TracingSettings,
     "[plugins]": PluginSettings,
-    "[telegram]": TelegramSettings,
-    "[discord]": DiscordSettings,
-    "[slack]": SlackSettings,
+    **{f"[{name}]": platform_settings(name) for name in CHAT_PLATFORMS},
 }
 """What each heading of the configuration page describes."""
 
