@@ -520,7 +520,7 @@ async def retry_outbox(
 
 @pairing.command(name="approve")
 async def approve_pairing(
-    platform: Annotated[str, Parameter(help="telegram, discord or slack.")],
+    platform: Annotated[str, Parameter(help="The name of the platform, such as telegram.")],
     code: Annotated[str, Parameter(help="The code that the person was shown.")],
     *,
     home: HomeOption = None,

@@ -216,7 +216,8 @@ class Adapter:
     """Base class of adapters: `platform`, `limit`, `run` and `send` are required, the rest has a working default.
 
     `command_prefix` is the prefix of typed commands. `typing_seconds` is how often `typing` must be repeated to stay visible; None if the platform
-    has no such sign. With `supports_edit`, answers may be shown while they are being written (`edit`).
+    has no such sign. With `supports_edit`, answers may be shown while they are being written, and a settled approval shows its result and loses its
+    buttons; both need `edit`.
     """
 
     supports_async_delivery: ClassVar[Literal[True]] = True
