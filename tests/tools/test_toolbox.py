@@ -233,7 +233,7 @@ async def test_tools_can_be_switched_off_and_added() -> None:
         """Greet somebody."""
         return {"greeting": f"hello {name}"}
 
-    async with open_demo(table={"disabled": ["terminal", "delegate_task"]}, more=(greet,)) as bench:
+    async with open_demo(table={"disabled": [name for name in NAMES if name != "process"]}, more=(greet,)) as bench:
         missing, present = await say(bench, '!run ls\n!tool greet {"name": "you"}')
         assert "there is no tool 'terminal'; the tools are: greet, process" in missing["error"]
         assert present == {"greeting": "hello you"}
