@@ -1,7 +1,7 @@
 """hermes-trio: a self-hosted gateway for LLM agents, built on Trio.
 
 Everything that an embedding program needs is imported from here; `__all__` is the public interface. Names are imported when they are first used:
-importing the package imports neither Trio nor a server, so that the pytest plugin costs other test suites nothing.
+importing the package imports neither Trio nor a server, so that the pytest plugin does not slow other test suites down.
 """
 
 from __future__ import annotations

@@ -124,7 +124,7 @@ _SERVER_VARIABLES: Final[Mapping[str, str]] = {
 
 
 def default_home(environment: Mapping[str, str]) -> Path:
-    """`HERMES_HOME`, else `~/.hermes-trio`."""
+    """Return `HERMES_HOME`, else `~/.hermes-trio`."""
     given = environment.get("HERMES_HOME", "").strip()
     return Path(given).expanduser() if given else Path("~/.hermes-trio").expanduser()
 
@@ -205,7 +205,7 @@ def _read(file: Path, *, must_exist: bool) -> dict[str, Any]:
         return {}
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file} cannot be read: {error}") from None
-    import tomllib  # most starts have no file
+    import tomllib  # only here: most starts have no file
 
     try:
         return tomllib.loads(text)

@@ -88,7 +88,7 @@ class Compacted(msgspec.Struct, frozen=True):
 
 
 async def compact(model: Model, history: Sequence[Message], store: HistoryStore | None, session_id: str) -> Compacted:
-    """Summarise the history and store the result. If the model fails, drop the oldest part, and say so in the text.
+    """Summarise the history and store the result. If the model fails, drop the oldest part; a note in its place tells the model.
 
     Cancelled before the result is stored, it changes nothing.
     """

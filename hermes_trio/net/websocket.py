@@ -1,7 +1,7 @@
-"""A WebSocket over a Trio stream: messages in, messages out, close codes kept.
+"""A WebSocket over a Trio stream: receives and sends whole messages, and keeps the peer's close code.
 
 There is no background task: the one task that receives also answers pings, and the caller of `open_websocket`
-ends the connection. Leaving it normally says goodbye with a close frame, bounded in time; leaving it by
+ends the connection. Leaving it normally sends a close frame and waits for the peer's, bounded in time; leaving it by
 cancellation or by an error drops the connection at once.
 """
 
@@ -44,7 +44,7 @@ READ_SIZE = 65536
 
 @final
 class SocketClosed(Exception):
-    """The connection has ended: `code` is the peer's close code, or 1006 if it said none."""
+    """Raised when the connection has ended: `code` is the peer's close code, or 1006 if it sent none."""
 
     def __init__(self, code: int, reason: str = "") -> None:
         super().__init__(f"the WebSocket was closed with code {code}" + (f" ({reason})" if reason else ""))
@@ -54,7 +54,7 @@ class SocketClosed(Exception):
 
 @final
 class UpgradeRefused(Exception):
-    """The peer answered with an HTTP status instead of upgrading."""
+    """Raised when the peer answers with an HTTP status instead of upgrading."""
 
     def __init__(self, place: str, status: int) -> None:
         super().__init__(f"{place} answered {status} instead of upgrading")
@@ -120,11 +120,11 @@ class WebSocket:
             await self._send(BytesMessage(message))
 
     async def ping(self) -> None:
-        """Ask the peer for a sign of life; `received_at` moves when anything arrives."""
+        """Send a ping, which the peer answers; `received_at` moves when anything arrives. Raises `SocketClosed` if the connection has ended."""
         await self._send(Ping(b""))
 
     async def close(self, code: int = 1000, reason: str = "", *, timeout: float = CLOSE_TIMEOUT) -> None:
-        """Say goodbye, wait at most `timeout` for the peer's goodbye, and close the stream. Safe to repeat.
+        """Send a close frame, wait at most `timeout` for the peer's, and close the stream. Idempotent.
 
         Cancelling it closes the stream without waiting.
         """
@@ -133,7 +133,7 @@ class WebSocket:
                 await self._send(CloseConnection(code, reason))
                 while not self._receiving:
                     await self.receive()
-                # Closing before the receiving task has read everything could reset the connection under the goodbye.
+                # Closing before the receiving task has read everything could reset the connection before the peer has read the close frame.
                 await self._ended.wait()
         except SocketClosed:
             pass

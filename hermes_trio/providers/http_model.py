@@ -1,7 +1,7 @@
 """One model call over HTTP: attempts, deadlines, and the stream of events that the agent reads.
 
 `HttpModelStream` is the receive channel of a call and the only owner of its connection. It has no task of its own: the receiving task reads the
-socket, so back pressure, cancellation and errors need no plumbing. A call is retried only before its first event. Providers differ in their
+socket, so it gets back pressure, cancellation and errors directly. A call is retried only before its first event. Providers differ in their
 `HttpModel`: how a request is written and how the events of the answer are read.
 """
 
@@ -276,8 +276,7 @@ class HttpModelStream(trio.abc.ReceiveChannel[ModelEvent]):
                 try:
                     await connection.send("POST", endpoint.path, headers, body)
                 except ResponseBroken as error:
-                    # The server may close an idle connection in the moment in which we use it: that is no
-                    # failure.
+                    # The server may close an idle connection just as it is reused: connect again, without counting an attempt.
                     if connection.reused and error.untouched:
                         self._drop()
                         fresh = True

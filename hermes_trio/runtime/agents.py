@@ -90,7 +90,7 @@ def sync_agent(function: Callable[[Turn], Reply | str]) -> Agent:
     """
 
     def call(turn: Turn) -> tuple[Any]:
-        return (function(turn),)  # Trio takes a bare coroutine from a thread for a mistake
+        return (function(turn),)  # in a tuple, because Trio raises TypeError for a coroutine that a thread returns
 
     async def agent(turn: Turn) -> Reply | str:
         (answer,) = await turn.core.threads.run_sync(call, turn, name=agent_name(function), pool="agent")

@@ -1,7 +1,7 @@
 """The asyncio loop of a runtime, for agents and tools that are written for asyncio.
 
 One loop in one thread, started by the first use and ended with the runtime, inside the supervisor: no turn or job can outlive it. A program that runs
-asyncio itself lends its own loop (`AsyncioRuntime`); then there is no thread, and the loop is its owner's to close.
+asyncio itself lends its own loop (`AsyncioRuntime`) and closes it; then there is no thread.
 """
 
 from __future__ import annotations
@@ -99,13 +99,16 @@ class AsyncioLoop:
         return self._thread
 
     def use_host_loop(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Use `loop`, which the embedding program runs and closes, instead of one in an own thread. Call it before the first use."""
+        """Use `loop`, which the embedding program runs and closes, instead of a loop in a thread. Call it before the first use."""
         assert self._loop is None
         self._loop = loop
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
-        """End the loop's thread, if it was started, after the body. A thread that does not end moves to the tree's `abandoned` node."""
+        """Accept work for the body of the `async with`; leaving it ends the loop's thread, if it was started.
+
+        A thread that does not end within its time limit moves to the tree's `abandoned` node.
+        """
         try:
             yield
         finally:
@@ -230,7 +233,7 @@ class AsyncioLoop:
             except Exception:
                 # In the caller's context, so that the entry has its session and turn.
                 name = getattr(function, "__qualname__", function)
-                caller.run(logger.exception, "a call from another thread failed: %s", name)
+                caller.run(logger.exception, "a call from another thread failed and is not repeated: %s", name)
 
         try:
             self._token.run_sync_soon(call)
@@ -327,7 +330,7 @@ class AsyncioLoop:
                 self._thread.start()
                 self.node = self._tree.root.open("asyncio", "asyncio", name="the loop of asyncio agents")
                 with trio.CancelScope(shield=True):
-                    await ready.wait()  # the thread answers at once: all it does before is to import asyncio
+                    await ready.wait()  # short: the thread only imports asyncio first
         return cast("asyncio.AbstractEventLoop", self._loop)
 
     def _serve(self, token: trio.lowlevel.TrioToken, ready: trio.Event, over: trio.Event) -> None:

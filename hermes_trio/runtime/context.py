@@ -2,7 +2,7 @@
 
 One ContextVar holds one `Binding`: the context, the turn it belongs to and the tree node that is doing the work. Trio copies it to
 child tasks and worker threads by itself; a child process gets it as environment variables (`SessionContext.environ`). Leaving the
-scope restores what was there before, so bindings nest, and there is nothing to clear by hand.
+scope restores the previous binding, so bindings nest.
 """
 
 from __future__ import annotations

@@ -348,7 +348,7 @@ class SignalStore(Protocol):
 class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
     """A node: a process that shares the store with others. Its `incarnation` is random, and new at each start; names may repeat.
 
-    `info` is what the node says about itself (its load, its version). `leases` are the singletons that it runs, and `hosted` is the number of sessions
+    `info` is what the node reports of itself (its load, its version). `leases` are the singletons that it runs, and `hosted` is the number of sessions
     that are bound to it.
     """
 
@@ -566,7 +566,7 @@ class RuntimeStore(SignalStore, NodeStore, Protocol):
         ...
 
     async def acknowledge(self, ids: Sequence[int]) -> None:
-        """Mark notices as delivered outside any turn (the in-process reader)."""
+        """Mark notices as delivered outside any turn, for a reader in this process."""
         ...
 
     async def waiting_sessions(self, inbox: str) -> list[str]:

@@ -1,6 +1,6 @@
-"""`Runtime`: one process, one tree. Read `Runtime._live` from top to bottom to draw it.
+"""`Runtime`: one process, one tree. `Runtime._live` opens the scopes of the tree, outermost first.
 
-Scopes nest in the order of the drawing, and that is the shutdown order: intake stops first, each scope closes only when the one inside it is empty,
+They close in the reverse order: intake stops first, each scope closes only when the one inside it is empty,
 and the store closes last. Cancelling the task that opened the runtime does not cut that order short; `abort` does.
 """
 

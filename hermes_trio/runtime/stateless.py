@@ -147,7 +147,7 @@ class StatelessEntry:
     async def _begin(
         self, spec: TurnSpec, start: TurnStart, written: _Written, traced: AbstractContextManager[None]
     ) -> None:
-        """Write the row of a run, set the result for the waiting caller, and run the run: the run's task."""
+        """Write the row of a run, set the result for the waiting caller, and run the turn: the run's task."""
         core = self._core
         run: Run | None = None
         try:

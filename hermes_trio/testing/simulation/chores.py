@@ -1,6 +1,6 @@
 """Chores: what clients and operators do beside conversations, over the HTTP API and with the commands that work beside a server.
 
-A chore sends a few requests and repeats each until it is answered. What was acknowledged is a `Promise`, which the judge compares with the rows.
+A chore sends a few requests and repeats each until it is answered. What was acknowledged is a `Promise`, which the invariants compare with the rows.
 """
 
 from __future__ import annotations

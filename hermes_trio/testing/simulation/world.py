@@ -111,9 +111,9 @@ class Seen:
     health: Any = None
     calls: list[CallSeen] = attrs.Factory(list[CallSeen])
     promises: list[Promise] = attrs.Factory(list[Promise])
-    """What chores were told."""
+    """What the responses to chores acknowledged."""
     crossings: list[str] = attrs.Factory(list[str])
-    """What chores got of another tenant, or with a revoked key."""
+    """What chores received of another tenant's data, or with a revoked key."""
     let_through: int = 0
     """The number of requests of a flooding client that the rate limit let through."""
     flood_seconds: float = 0.0
@@ -213,7 +213,7 @@ class World:
         writer: Any = self.store._writer
         self.disk = SimulatedDisk(writer._db, self._disk_failed)
         if any(step.kind == "disk" for step in self.program.steps):
-            # Write as for a file: a database in memory has a shorter way.
+            # Write as for a file: a database in memory takes a shorter path.
             writer._at_once = False
         self.chat = _PLATFORMS[self.program.platform](self.trace.note, self._nursery)
         self._hosts = {**self.chat.open(), "model.localhost": self.model._serve}
