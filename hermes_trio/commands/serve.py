@@ -55,6 +55,8 @@ async def serve(
     configure_logging(level=settings.log.level, format=settings.log.format, secrets=secrets)
     for problem in loose_modes(settings):
         logger.warning("%s", problem)
+    # Commands must not be able to read the keys in this process, nor in the parent of workers.
+    prctl.set_dumpable(False)
     if workers > 1 and worker is None:
         await _serve_workers(settings, key, workers)
         return
@@ -62,8 +64,7 @@ async def serve(
         worker.watch()
         name = f"{settings.store.node_name or socket.gethostname()}-{worker.number}"
         settings = msgspec.structs.replace(settings, store=msgspec.structs.replace(settings.store, node_name=name))
-    # Commands must not be able to read the keys in this process, and it must reap all their processes.
-    prctl.set_dumpable(False)
+    # This process must reap all processes of its commands.
     claim_children()
 
     def announce(serving: Serving) -> None:

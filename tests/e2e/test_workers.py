@@ -220,6 +220,27 @@ def test_every_connection_is_answered_while_one_worker_is_stopped_drained_or_kil
             pass
 
 
+_LOOK_AT_THE_PARENT = """
+import ctypes, trio
+from hermes_trio.commands import serve
+
+async def run(pool):
+    print("dumpable", ctypes.CDLL(None).prctl(3, 0, 0, 0, 0))
+    return 0
+
+serve.WorkerPool.run = run
+trio.run(lambda: serve.serve(port=0, workers=2))
+"""
+
+
+def test_no_process_of_the_same_user_looks_into_the_parent(tmp_path: Path) -> None:
+    """The parent of the workers has the same keys and passwords as they, and the kernel shows its environment and memory to no other process."""
+    url = "postgresql://hermes:nobody@127.0.0.1:1/hermes"
+    command = [sys.executable, "-c", _LOOK_AT_THE_PARENT]
+    found = subprocess.run(command, env=environment(tmp_path, url), capture_output=True, text=True, timeout=60)
+    assert found.stdout == "dumpable 0\n", found.stderr
+
+
 def test_workers_need_a_store_that_can_be_shared(tmp_path: Path) -> None:
     """With SQLite the start is refused, with the remedy."""
     command = [sys.executable, "-m", "hermes_trio", "serve", "--port", "0", "--workers", "2"]
