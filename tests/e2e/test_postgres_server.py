@@ -201,6 +201,27 @@ def test_what_does_not_fit_is_named(postgres: PostgresServer, tmp_path: Path) ->
     assert "secret" not in mistaken.stderr + mistaken.stdout
 
 
+def test_rights_that_are_missing_are_named_before_anything_is_served(postgres: PostgresServer, tmp_path: Path) -> None:
+    """A role that may join but not write every table is refused at the start and by `store check`, both of which name what to grant."""
+    name = postgres.new_database()
+    assert command(tmp_path, postgres.url(name), "store", "init").returncode == 0
+    guest = postgres.url(name).replace("keeper:a%20password%20that%20nobody%20may%20read", "guest:v")
+    postgres.execute(
+        "CREATE ROLE guest LOGIN PASSWORD 'v'; GRANT USAGE ON SCHEMA hermes_trio TO guest;"
+        " GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA hermes_trio TO guest;"
+        " REVOKE INSERT ON hermes_trio.messages FROM guest; REVOKE ALL ON hermes_trio.schema_version FROM guest;"
+        " GRANT SELECT ON hermes_trio.schema_version TO guest",
+        name,
+    )
+    for words in (("store", "check"), ("serve", "--port", "0")):
+        refused = command(tmp_path, guest, *words)
+        assert refused.returncode == 1
+        assert "INSERT on messages" in refused.stderr + refused.stdout
+    postgres.execute("GRANT INSERT ON hermes_trio.messages TO guest", name)
+    checked = command(tmp_path, guest, "store", "check")
+    assert (checked.returncode, "can be used" in checked.stdout) == (0, True), checked.stderr
+
+
 def test_the_doctor_and_the_backup_know_a_database(own_server: PostgresServer, tmp_path: Path) -> None:
     """`doctor` says what is sound, who works there and what is stuck; `backup` names the command that does it. Neither shows the password."""
     name = own_server.new_database()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from hermes_trio.store.errors import NewerSchema, StoreError
+from hermes_trio.store.errors import NewerSchema, StoreError, StoreReadOnly
 
 from .database import encode
 from .errors import LinkBroken, SqlError, translate_sql
@@ -22,6 +22,7 @@ __all__ = [
     "SCHEMA",
     "VERSION",
     "check_found",
+    "check_rights",
     "check_schema",
     "check_server",
     "migrate_schema",
@@ -31,6 +32,17 @@ __all__ = [
 SCHEMA: Final = "hermes_trio"
 VERSION: Final = len(MIGRATIONS)
 OLDEST_SERVER: Final = 150_000
+
+_MISSING_RIGHTS: Final = f"""
+SELECT needed || ' on ' || relname FROM pg_class CROSS JOIN unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS needed
+    WHERE relnamespace = '{SCHEMA}'::regnamespace AND relkind = 'r' AND relname <> 'schema_version'
+    AND NOT has_table_privilege(oid, needed)
+UNION ALL SELECT 'EXECUTE on ' || proname FROM pg_proc
+    WHERE pronamespace = '{SCHEMA}'::regnamespace AND NOT has_function_privilege(oid, 'EXECUTE')
+ORDER BY 1
+"""
+
+_MOST_NAMED: Final = 5
 
 _FOREIGN_STATEMENTS: Final = frozenset({"42P05", "26000"})
 """The first statement of a new connection exists already, or is unknown when it is executed: other connections use the same backend."""
@@ -88,6 +100,17 @@ async def version_of(link: PostgresLink) -> int:
 async def check_schema(link: PostgresLink, where: str) -> None:
     """Raise, with the command to run, unless the schema is of this program's version."""
     check_found(await version_of(link), where)
+
+
+async def check_rights(link: PostgresLink, where: str) -> None:
+    """Raise `StoreReadOnly`, with what to grant, unless the role of this connection may do everything that a server does."""
+    missing = [str(right) for (right,) in await link.run(_MISSING_RIGHTS)]
+    if missing:
+        more = f" and {len(missing) - _MOST_NAMED} more" if len(missing) > _MOST_NAMED else ""
+        raise StoreReadOnly(
+            f"the role of the address lacks rights in the database {where}: {', '.join(missing[:_MOST_NAMED])}{more}; use the role that ran"
+            f" `hermes-trio store init`, or GRANT them on all tables and functions of the schema {SCHEMA}"
+        )
 
 
 def check_found(found: int, where: str) -> None:

@@ -52,7 +52,7 @@ from .link import PostgresLink, open_link
 from .locks import NODES, lock_number, note_locks
 from .reads import READ_BATCHES, GatheredReads, PostgresReads
 from .reconnecting_link import ReconnectingLink
-from .schema import SCHEMA, check_schema, check_server
+from .schema import SCHEMA, check_rights, check_schema, check_server
 from .search import PostgresSearch
 from .signal_listener import POLL_SECONDS, SignalListener
 from .writer import ATTEMPTS, LONG_WAIT_SECONDS, WAIT_SECONDS, UnitWriter
@@ -472,7 +472,7 @@ async def open_postgres(
 ) -> AsyncIterator[PostgresStore]:
     """Open the store in the PostgreSQL database at `url`, for the body of the `async with`.
 
-    Raises `StoreUnavailable` if it cannot be reached, and `StoreError` or `NewerSchema` with what to do for a server or a schema that does not fit. On
+    Raises `StoreUnavailable` if it cannot be reached, and `StoreError` or `NewerSchema` with what to do for a server, a schema or rights that do not fit. On
     the way out everything that was enqueued is written, also when the body was cancelled, as long as the database can be reached. A caller that keeps the store
     open for longer than `lease_seconds` must renew the lease (`renew_node`), as a runtime does.
     """
@@ -481,6 +481,7 @@ async def open_postgres(
         with telling(where):
             await check_server(link, url, where)
             await check_schema(link, where)
+            await check_rights(link, where)
     kinds = {
         "units": {**_WRITING, **_BY_KEY},
         "upkeep": _HEAVY,
