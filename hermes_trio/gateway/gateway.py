@@ -30,7 +30,7 @@ from hermes_trio.runtime.core import RuntimeSettings
 from hermes_trio.runtime.ports import Agent
 from hermes_trio.runtime.runtime import Runtime
 from hermes_trio.runtime.turn import Turn
-from hermes_trio.store.backend import open_backend
+from hermes_trio.store.backend import address_login_files, open_backend
 from hermes_trio.store.ports import Store
 from hermes_trio.tools.confinement import open_confinement
 from hermes_trio.tools.mcp import McpSettings
@@ -108,7 +108,11 @@ async def open_gateway(
     tools = ToolSettings.read(config.tools)
     approval_settings = read_settings(config.approvals, ApprovalSettings, "approvals")
     mcp = McpSettings.read(config.mcp, config.environment)
-    confinement = open_confinement(tools, config.environment or os.environ, home=config.home, config=config.path)
+    environment = config.environment or os.environ
+    secrets, sockets = address_login_files(config.store.url, environment) if config.store.url else ([], [])
+    confinement = open_confinement(
+        tools, environment, home=config.home, config=config.path, secrets=secrets, sockets=sockets
+    )
     tracing = [configured_tracing(config.tracing)] if config.tracing.enabled else []
     extensions: list[Tool] = load_tools(config.plugins.tools, Tool, taken=set(NAMES) - set(tools.disabled))
     brokers: list[Approvals] = []

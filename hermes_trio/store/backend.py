@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,7 +14,14 @@ from .errors import StoreError
 from .ports import Store
 from .sqlite.store import open_store
 
-__all__ = ["address_passwords", "is_address", "open_backend", "open_blocking", "require_postgres"]
+__all__ = [
+    "address_login_files",
+    "address_passwords",
+    "is_address",
+    "open_backend",
+    "open_blocking",
+    "require_postgres",
+]
 
 _SCHEMES: Final = ("postgresql://", "postgres://")
 _DEFAULT_RETENTION: Final = Retention()
@@ -39,6 +47,14 @@ def address_passwords(url: str) -> list[str]:
     from .postgres.address import passwords_of
 
     return passwords_of(url)
+
+
+def address_login_files(url: str, environment: Mapping[str, str]) -> tuple[list[str], list[str]]:
+    """Return the files and the sockets with which any process of this user could log in at an address. Raises `StoreError` if it cannot be read."""
+    require_postgres()
+    from .postgres.address import login_files_of
+
+    return login_files_of(url, environment)
 
 
 def open_backend(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, final
 
@@ -178,16 +178,22 @@ def open_confinement(
     *,
     home: Path | None = None,
     config: Path | None = None,
+    secrets: Sequence[str] = (),
+    sockets: Sequence[str] = (),
     protections: Protections | None = None,
 ) -> CommandConfinement:
-    """Return the rules for the commands of a gateway whose state is in `home`. Raises `SettingsError` for a working directory inside it."""
+    """Return the rules for the commands of a gateway whose state is in `home`. Raises `SettingsError` for a working directory inside it.
+
+    `secrets` and `sockets` are the files and sockets with which the gateway logs in elsewhere; commands do not see them.
+    """
     rules = settings.confinement
     paths = SandboxPaths(
         home="" if home is None else str(home),
-        secrets=tuple(_absolute(path) for path in (*rules.hide, *(() if config is None else (str(config),)))),
+        secrets=tuple(_absolute(path) for path in (*rules.hide, *secrets, *(() if config is None else (str(config),)))),
         read_only=tuple(map(_absolute, rules.read_only)),
         readable=tuple(map(_absolute, rules.readable)),
         shown=tuple(map(_absolute, rules.show)),
+        sockets=tuple(sockets),
     )
     # Only for a gateway: a program that embeds the tools manages its control group itself.
     groups = JobGroups() if home is None else JobGroups.open(rules.limits)

@@ -201,6 +201,46 @@ def test_what_does_not_fit_is_named(postgres: PostgresServer, tmp_path: Path) ->
     assert "secret" not in mistaken.stderr + mistaken.stdout
 
 
+_LOG_IN_AS_THE_SERVER = """
+import os, socket, sys
+try:
+    print("words", open(os.environ["HOME"] + "/.pg" + "pass").read()[::-1])
+except OSError as error:
+    print("file:", error.strerror)
+try:
+    socket.socket(socket.AF_UNIX).connect(sys.argv[1])
+    print("reached")
+except OSError as error:
+    print("socket:", error.strerror)
+print("END")
+"""
+
+
+def test_commands_cannot_log_in_to_the_database_as_the_server(postgres: PostgresServer, tmp_path: Path) -> None:
+    """A confined command neither reads the file of libpq that has the password, nor reaches the socket on which the database trusts the server's user."""
+    name = postgres.new_database()
+    assert command(tmp_path, postgres.url(name), "store", "init").returncode == 0
+    account, script = tmp_path / "account", tmp_path / "look.py"
+    account.mkdir()
+    (account / ".pgpass").write_text(f"*:*:*:keeper:{PASSWORD}\n")
+    (account / ".pgpass").chmod(0o600)
+    script.write_text(_LOG_IN_AS_THE_SERVER)
+    postgres.directory.chmod(0o755)  # the socket is for everybody, as usual
+    url = f"postgresql://keeper@127.0.0.1:{postgres.port}/{name}?host=127.0.0.1,{postgres.directory}"
+    environment = {"HERMES_STORE_URL": url, "HOME": str(account)}
+    with server_process(account / "home", environment=environment) as server, client_of(server) as client:
+        if (
+            client.get("/health/detailed").json()["readiness"]["checks"]["confinement"]["offers"]["protect"]
+            != "protect"
+        ):
+            pytest.skip("commands cannot be confined here")
+        socket = f"{postgres.directory}/.s.PGSQL.{postgres.port}"
+        said = chat(client, f"!run {sys.executable} {script} {socket}").json()["choices"][0]["message"]["content"]
+    assert "END" in said
+    assert PASSWORD[::-1] not in said
+    assert "reached" not in said
+
+
 def test_rights_that_are_missing_are_named_before_anything_is_served(postgres: PostgresServer, tmp_path: Path) -> None:
     """A role that may join but not write every table is refused at the start and by `store check`, both of which name what to grant."""
     name = postgres.new_database()

@@ -28,7 +28,7 @@ from hermes_trio.runtime.ports import LEASE_TOPIC, RUN_TOPIC, SESSION_TOPIC, Eve
 from hermes_trio.store import NewSession, Store, StoreError
 from hermes_trio.store.errors import AlreadyStarted, ForeignSession, StoreUnavailable
 from hermes_trio.store.postgres import reads
-from hermes_trio.store.postgres.address import parse_address, passwords_of
+from hermes_trio.store.postgres.address import login_files_of, parse_address, passwords_of
 from hermes_trio.store.postgres.blocking import connect_blocking
 from hermes_trio.store.postgres.copying import TABLES
 from hermes_trio.store.postgres.database import encode, translated
@@ -518,6 +518,22 @@ def test_an_address_is_named_without_its_password(caplog: pytest.LogCaptureFixtu
     assert parse_address("postgresql:///d?host=/run/a@b&user=c@d")[1] == "d at /run/a@b:5432"
     assert sorted(passwords_of("postgresql://a:b[c%2F@h/d")) == ["b[c%2F", "b[c/"]
     assert passwords_of("postgresql://h/d?password=x%20y") == ["x y"]
+
+
+def test_the_files_and_sockets_that_log_in_are_those_of_libpq() -> None:
+    """Every file with which libpq logs in to an address, and every socket on which it connects, is named, from the address, the environment or its defaults."""
+    home = {"HOME": "/home/ada"}
+    key = "/home/ada/.postgresql/postgresql.key"
+    assert login_files_of("postgresql://a:b@h/d", home) == ([key], [])
+    assert login_files_of("postgresql://a@h/d", home) == ([key, "/home/ada/.pgpass"], [])
+    assert login_files_of("postgresql://a@h/d", {**home, "PGPASSWORD": "b"}) == ([key], [])
+    told = {**home, "PGPASSFILE": "/p", "PGSSLKEY": "/k", "PGSERVICE": "s", "PGSERVICEFILE": "/s"}
+    assert login_files_of("postgresql://a@h/d", told) == (["/k", "/p", "/s"], [])
+    assert login_files_of("postgresql://a@h/d?passfile=/q&sslkey=/l", told)[0] == ["/l", "/q", "/s"]
+    _, sockets = login_files_of("postgresql:///d?host=/nowhere/a,h,/nowhere/b&port=1,2,3", home)
+    assert {"/nowhere/a/.s.PGSQL.1", "/nowhere/b/.s.PGSQL.3"} <= set(sockets)
+    assert login_files_of("postgresql:///d", home)[1] == [os.path.realpath("/var/run/postgresql/.s.PGSQL.5432")]
+    assert login_files_of("postgresql:///d", {**home, "PGHOST": "h"})[1] == []
 
 
 def test_locks_come_in_one_order() -> None:

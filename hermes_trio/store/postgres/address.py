@@ -1,15 +1,20 @@
-"""The address of a database: its parts, its name for errors and logs, and the passwords that neither may show."""
+"""The address of a database: its parts, its name for errors and logs, the passwords that neither may show, and the files that log in with it."""
 
 from __future__ import annotations
 
-from typing import Any
+import os
+from collections.abc import Mapping
+from typing import Any, Final
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
 from hermes_trio.store.errors import StoreError
 
-__all__ = ["parse_address", "passwords_of"]
+__all__ = ["login_files_of", "parse_address", "passwords_of"]
+
+_SOCKETS: Final = "/var/run/postgresql"
+"""The folder of the socket where an address names no host."""
 
 
 def parse_address(url: str) -> tuple[dict[str, Any], str]:
@@ -40,6 +45,28 @@ def passwords_of(url: str) -> list[str]:
     options, _ = parse_address(url)
     credentials, _, _ = url.partition("://")[2].partition("/")[0].rpartition("@")
     return list({str(options.get("password") or ""), credentials.partition(":")[2]} - {""})
+
+
+def login_files_of(url: str, environment: Mapping[str, str]) -> tuple[list[str], list[str]]:
+    """Return the files with which libpq logs in (of passwords, a service, a private key), and the sockets on which the server may trust a user by its id.
+
+    They need not exist. Raises `StoreError` like `parse_address`.
+    """
+    options, _ = parse_address(url)
+
+    def option(name: str, default: str = "") -> str:
+        return str(options.get(name) or environment.get(f"PG{name.upper()}") or default)
+
+    home = environment.get("HOME") or os.path.expanduser("~")
+    files = [option("sslkey", f"{home}/.postgresql/postgresql.key")]
+    if not option("password"):
+        files.append(option("passfile", f"{home}/.pgpass"))
+    if option("service"):
+        files.append(option("servicefile", f"{home}/.pg_service.conf"))
+    hosts = [] if option("hostaddr") else [host or _SOCKETS for host in option("host").split(",")]
+    ports = option("port", "5432").split(",")
+    sockets = [f"{host}/.s.PGSQL.{port or '5432'}" for host in hosts if host.startswith("/") for port in ports]
+    return [os.path.abspath(file) for file in files], [os.path.realpath(socket) for socket in sockets]
 
 
 def _unreadable() -> StoreError:

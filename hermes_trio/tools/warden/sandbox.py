@@ -286,6 +286,8 @@ class SandboxPaths(msgspec.Struct, frozen=True, kw_only=True):
     """Paths that commands in a workspace may read besides the system's folders."""
     shown: tuple[str, ...] = ()
     """Folders inside the home that stay readable."""
+    sockets: tuple[str, ...] = ()
+    """Sockets on which the gateway is known by its user id, such as that of its database. They may be made again at any time."""
 
 
 class Workspace(msgspec.Struct, frozen=True):
@@ -425,7 +427,7 @@ class Sandbox:
             found += [
                 part.partition("=")[2] or part for part in value.removeprefix("unix://").split(",") if "/" in part
             ]
-        return [path for path in (*found, *HELPERS) if path.startswith("/") and path != "/"]
+        return [path for path in (*found, *HELPERS, *self.paths.sockets) if path.startswith("/") and path != "/"]
 
     @cached_property
     def _helper_folders(self) -> list[str]:
