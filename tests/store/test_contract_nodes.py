@@ -27,6 +27,8 @@ from hermes_trio.runtime.ports import (
 )
 from hermes_trio.store import SqliteStore, open_store
 from hermes_trio.store.records import ApprovalChoice, NewApproval
+from hermes_trio.store.sqlite.nodes import ANSWER_SECONDS
+from hermes_trio.store.sqlite.rows import many
 
 from .conftest import Clock, PostgresBackend
 from .turns import KEY, finish, job, message, run, start
@@ -178,6 +180,39 @@ async def test_a_node_that_leaves_leaves_nothing_open(nodes: Nodes) -> None:
     assert [node.incarnation for node in await two.list_nodes()] == [two.owner]
     assert (await two.list_jobs())[0].state.value == "lost"
     await two.begin_turn(start("t2", hold=True))
+
+
+async def test_a_request_leaves_no_text_behind(nodes: Nodes, clock: Clock) -> None:
+    """What a request contains is gone when its node has taken it or has ended, and its answer some minutes later, also if no node asks again."""
+    one, two = nodes
+
+    async def kept(columns: str) -> list[Any]:
+        return await two._read(lambda db: many(db, f"SELECT {columns} FROM node_requests ORDER BY n"))
+
+    async def pass_time(seconds: float) -> None:
+        while seconds > 0:
+            clock.advance(min(seconds, 10))
+            seconds -= 10
+            await one.renew_node({})
+            await two.renew_node({})
+
+    for name in ("r1", "r2"):
+        assert await two.ask_node(NodeRequest(id=name, node=one.owner, kind="http", payload={"body": "secret"}))
+    assert [request.payload["body"] for request in await one.take_requests()] == ["secret", "secret"]
+    assert await kept("payload") == [("{}",), ("{}",)]
+    await pass_time(10)
+    await one.answer_request("r1", {"data": "secret"})
+    await pass_time(ANSWER_SECONDS)
+    await two.maintain()
+    found = await two.get_answer("r1")
+    assert found is not None
+    assert found.value["data"] == "secret"
+    await pass_time(1)
+    await two.maintain()
+    assert await kept("id, state, answer") == [("r2", "taken", "{}")]
+    assert await two.ask_node(NodeRequest(id="r3", node=one.owner, kind="http", payload={"body": "secret"}))
+    await one.leave_node("e1")
+    assert await kept("state, payload") == [("gone", "{}"), ("gone", "{}")]
 
 
 async def test_a_request_is_answered_once_by_its_node_or_by_the_reaper(nodes: Nodes, clock: Clock) -> None:

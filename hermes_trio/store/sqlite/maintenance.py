@@ -17,7 +17,7 @@ from hermes_trio.store.records import OWED, MaintenanceReport
 from .approvals import forget_grants
 from .files import BUSY_MILLISECONDS
 from .inbox import expire_waiting
-from .nodes import host_lease
+from .nodes import forget_requests, host_lease
 from .rows import Database, changed, equalities, many, single, write
 from .search import SqliteSearch
 from .sessions import IDLE, INTERRUPTED
@@ -177,7 +177,8 @@ def remove_expired(db: Database, rule: _Rule, now: float, retention: Retention) 
 
 
 def remove_rest(db: Database, now: float, retention: Retention) -> int:
-    """Remove what no rule of age covers: expired pairing codes, grants of conversations that no longer exist, slots beyond a job's count.
+    """Remove what no rule of age covers: expired pairing codes, grants of conversations that no longer exist, slots beyond a job's count, old requests
+    of nodes to each other.
 
     Also what is owed for a one-shot session, if it has ended and its end is settled: its process died before it could remove the row.
     """
@@ -195,7 +196,7 @@ def remove_rest(db: Database, now: float, retention: Retention) -> int:
         " WHERE id = substr(key, ?) AND (ended_at IS NULL OR end_reason = ?))",
         (len(OWED), OWED, len(OWED) + 1, INTERRUPTED),
     )
-    return removed + forget_grants(db, now - DAY)
+    return removed + forget_grants(db, now - DAY) + forget_requests(db, now)
 
 
 def give_up_waiting(db: Database, now: float, retention: Retention) -> tuple[int, bool]:

@@ -31,7 +31,10 @@ from .verbs import Verbs
 __all__ = ["HOSTED", "SqliteNodes", "host_lease", "insert_node", "remove_gone", "remove_node"]
 
 KEPT_SECONDS: Final = 3600.0
-"""The time for which a request is kept."""
+"""The time for which a request without an answer is kept."""
+
+ANSWER_SECONDS: Final = 300.0
+"""The time for which an answer is kept: the node that asked reads it at once, unless the database is away."""
 
 HOSTED: Final = "host "
 """The prefix of leases that bind a session to the node with its shell and files. They outlive their node: the next turn reports what was lost."""
@@ -82,7 +85,7 @@ def remove_node(db: Database, incarnation: str) -> None:
         sql = "SELECT DISTINCT inbox, session_key FROM inbox WHERE settled_at IS NULL AND state = 'pending'"
         for inbox, key in many(db, sql):
             db.signals.append((inbox_topic(inbox), key))
-    sql = "UPDATE node_requests SET state = 'gone' WHERE node = ? AND state IN ('open', 'taken') RETURNING id"
+    sql = "UPDATE node_requests SET state = 'gone', payload = '{}' WHERE node = ? AND state IN ('open', 'taken') RETURNING id"
     for (request_id,) in many(db, sql, (incarnation,)):
         db.signals.append((ANSWER_TOPIC, request_id))
 
@@ -178,9 +181,15 @@ def release_host(db: Database, session_id: str, owner: str) -> None:
     release_lease(db, owner, host_lease(session_id))
 
 
+def forget_requests(db: Database, now: float) -> int:
+    """Remove the requests that nobody reads any more, and return how many: their answers may be the text of a conversation that was deleted."""
+    sql = "DELETE FROM node_requests WHERE created_at < ? AND (state = 'answered' OR created_at < ?)"
+    return changed(db, sql, (now - ANSWER_SECONDS, now - KEPT_SECONDS))
+
+
 def ask(db: Database, now: float, request: NodeRequest) -> bool:
     """Write a request to a live node; return False if there is none. Idempotent."""
-    write(db, "DELETE FROM node_requests WHERE created_at < ?", (now - KEPT_SECONDS,))
+    forget_requests(db, now)
     if not is_member(db, request.node):
         return False
     write(
@@ -194,14 +203,14 @@ def ask(db: Database, now: float, request: NodeRequest) -> bool:
 
 
 def take(db: Database, node: str) -> list[NodeRequest]:
-    """Take the requests to a node that it has not taken."""
+    """Take the requests to a node that it has not taken. What they contain is not kept."""
     sql = "SELECT id, kind, target, payload FROM node_requests WHERE node = ? AND state = 'open' ORDER BY n"
     found = [
         NodeRequest(id=id, node=node, kind=kind, target=target, payload=load_mapping(payload))
         for id, kind, target, payload in many(db, sql, (node,))
     ]
     for request in found:
-        write(db, "UPDATE node_requests SET state = 'taken' WHERE id = ?", (request.id,))
+        write(db, "UPDATE node_requests SET state = 'taken', payload = '{}' WHERE id = ?", (request.id,))
     return found
 
 
@@ -210,10 +219,13 @@ def has_requests(db: Database, node: str) -> bool:
     return exists(db, "SELECT 1 FROM node_requests WHERE node = ? AND state = 'open' LIMIT 1", (node,))
 
 
-def answer(db: Database, request_id: str, value: Mapping[str, Any]) -> None:
-    """Answer a request, once."""
-    sql = "UPDATE node_requests SET state = 'answered', answer = ? WHERE id = ? AND state IN ('open', 'taken')"
-    if changed(db, sql, (dump(value), request_id)):
+def answer(db: Database, now: float, request_id: str, value: Mapping[str, Any]) -> None:
+    """Answer a request, once. The time for which the answer is kept begins now."""
+    sql = (
+        "UPDATE node_requests SET state = 'answered', payload = '{}', answer = ?, created_at = ?"
+        " WHERE id = ? AND state IN ('open', 'taken')"
+    )
+    if changed(db, sql, (dump(value), now, request_id)):
         db.signals.append((ANSWER_TOPIC, request_id))
 
 
@@ -289,7 +301,7 @@ class SqliteNodes(Verbs):
 
     async def answer_request(self, request_id: str, value: Mapping[str, Any]) -> None:
         """Answer a request. An earlier answer stays."""
-        await self._write(answer, request_id, value)
+        await self._write(answer, self._clock(), request_id, value)
 
     async def get_answer(self, request_id: str) -> NodeAnswer | None:
         """Return the answer to a request, or None while there is none."""
