@@ -35,6 +35,7 @@ from hermes_trio.store.postgres.database import encode, translated
 from hermes_trio.store.postgres.errors import without_secrets
 from hermes_trio.store.postgres.lexemes import text_query, text_words
 from hermes_trio.store.postgres.locks import lock_numbers
+from hermes_trio.store.postgres.reconnecting_link import ReconnectingLink
 from hermes_trio.store.postgres.signal_listener import SignalListener
 from hermes_trio.store.postgres.store import open_postgres
 from hermes_trio.store.sqlite import sessions
@@ -518,6 +519,17 @@ def test_an_address_is_named_without_its_password(caplog: pytest.LogCaptureFixtu
     assert parse_address("postgresql:///d?host=/run/a@b&user=c@d")[1] == "d at /run/a@b:5432"
     assert sorted(passwords_of("postgresql://a:b[c%2F@h/d")) == ["b[c%2F", "b[c/"]
     assert passwords_of("postgresql://h/d?password=x%20y") == ["x y"]
+
+
+async def test_a_database_that_is_away_is_named_once() -> None:
+    """The error of a verb says once which database cannot be reached, and then why."""
+    line = ReconnectingLink("units", "postgresql://a@127.0.0.1:1/d", "d at 127.0.0.1:1", {}, 60)
+    async with trio.open_nursery() as nursery:
+        with pytest.raises(StoreUnavailable):
+            await nursery.start(line.keep)
+    with pytest.raises(StoreUnavailable, match="cannot be reached: connection to server") as caught:
+        await line.link(0)
+    assert str(caught.value).count("cannot be reached") == 1
 
 
 def test_the_files_and_sockets_that_log_in_are_those_of_libpq() -> None:

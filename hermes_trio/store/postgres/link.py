@@ -25,7 +25,7 @@ from hermes_trio.store.errors import StoreUnavailable
 
 from .errors import LinkBroken, SqlError, without_secrets
 
-__all__ = ["DEFAULTS", "PostgresLink", "Segment", "StatementAnswer", "open_link"]
+__all__ = ["DEFAULTS", "PostgresLink", "Segment", "StatementAnswer", "open_link", "unreachable"]
 
 CONNECT_SECONDS: Final = 10.0
 
@@ -342,7 +342,12 @@ async def _connect_any(url: str, where: str) -> Any:
         except psycopg.OperationalError as error:
             problem = error
     told = without_secrets(str(problem)).strip()
-    raise StoreUnavailable(f"the database {where} cannot be reached: {told}") from None
+    raise StoreUnavailable(unreachable(where) + told) from None
+
+
+def unreachable(where: str) -> str:
+    """Return the beginning of every error that says why a database cannot be reached."""
+    return f"the database {where} cannot be reached: "
 
 
 @asynccontextmanager

@@ -12,7 +12,7 @@ import trio
 from hermes_trio.store.errors import StoreError, StoreUnavailable
 
 from .errors import LinkBroken, SqlError, translate_sql
-from .link import PostgresLink, open_link
+from .link import PostgresLink, open_link, unreachable
 
 __all__ = ["ReconnectingLink"]
 
@@ -59,7 +59,7 @@ class ReconnectingLink:
                 await self._change.wait()
                 if (link := self.up) is not None:
                     return link
-        raise StoreUnavailable(f"the database {self._where} cannot be reached: {self._problem}")
+        raise StoreUnavailable(unreachable(self._where) + self._problem)
 
     def replace(self, since: float) -> None:
         """Break the link, unless something was received on it since that moment (of the loop's clock). It is opened again."""
@@ -98,7 +98,7 @@ class ReconnectingLink:
                                 link.fail(LinkBroken(f"the server has not answered for {link.silent_seconds:.0f} s"))
                         self._problem = str(link.broken)
                 except (StoreError, LinkBroken, SqlError) as error:
-                    self._problem = str(error)
+                    self._problem = str(error).removeprefix(unreachable(self._where))
                     if not started:
                         raise translate_sql(error, self._where) from None
                 if pause == FIRST_PAUSE:
