@@ -139,6 +139,7 @@ class Turn:
     `progress` is the agent's result so far, which is stored if the turn is cancelled. `steering` holds texts that arrived while the turn ran and
     that the agent reads and removes at its next step; `steered` are the inbox rows of these texts, oldest first. `state` belongs
     to the agent. `scope` is the nursery's cancel scope, and None until the nursery is open: an earlier cancel is kept in `cause`.
+    `elsewhere` is true while a turn of another node has the session.
     """
 
     @property
@@ -152,6 +153,7 @@ class Turn:
         "context",
         "core",
         "deadline",
+        "elsewhere",
         "id",
         "input",
         "locked",
@@ -196,6 +198,7 @@ class Turn:
         self.scope: trio.CancelScope | None = None
         self.unwritten: End | None = None
         self.locked: bool = False
+        self.elsewhere: bool = False
         budget = spec.budget
         self.allowance: Allowance = allowance.child(budget, self.cancel)
         self.node = node.open(

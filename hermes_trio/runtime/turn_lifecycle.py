@@ -160,7 +160,8 @@ async def _attempt(core: RuntimeCore, start: TurnStart) -> Exception | None:
 async def _attempt_free(core: RuntimeCore, turn: Turn, start: TurnStart) -> Exception | None:
     """Do what `_attempt` does; if a turn of another node has the session, return only when that turn may have ended."""
     refused = await _attempt(core, start)
-    if not isinstance(refused, SessionHeld):
+    turn.elsewhere = isinstance(refused, SessionHeld)
+    if not turn.elsewhere:
         return refused
     free = trio.Event()
     with core.store.subscribe(SESSION_TOPIC, lambda _: free.set(), start.context.session_id):
@@ -168,6 +169,8 @@ async def _attempt_free(core: RuntimeCore, turn: Turn, start: TurnStart) -> Exce
         if isinstance(refused, SessionHeld):
             with waiting(str(refused), turn.node):
                 await free.wait()
+        else:
+            turn.elsewhere = False
         return refused
 
 
@@ -180,6 +183,11 @@ async def _stop_orphans(core: RuntimeCore, session_id: str) -> None:
     if core.supervisor.jobs(session_id):
         with trio.CancelScope(shield=True, deadline=trio.current_time() + core.settings.finish_seconds):
             await core.supervisor.stop_here(session_id, Cause(CancelCause.SESSION_ENDED, "the child has ended"))
+
+
+def _has_session(turn: Turn) -> bool:
+    """Return whether a turn has its session: it has the lock of this node, and does not wait for a turn of another node."""
+    return turn.locked and not turn.elsewhere
 
 
 def holds_session(turn: Turn) -> bool:
@@ -319,7 +327,7 @@ async def _commit(core: RuntimeCore, turn: Turn, start: TurnStart, outcome: Outc
         finish = TurnFinish(
             start=start,
             state=outcome.state,
-            messages=outcome.messages if turn.locked or not outcome.session_id else (),
+            messages=outcome.messages if _has_session(turn) or not outcome.session_id else (),
             usage=outcome.usage,
             text=outcome.text,
             error=outcome.error,
@@ -330,7 +338,7 @@ async def _commit(core: RuntimeCore, turn: Turn, start: TurnStart, outcome: Outc
             end_session=spec.one_shot,
             branched=turn.root.branched and spec.source != SUBAGENT,
             root_id=turn.root.id,
-            waited=not turn.locked and bool(outcome.session_id),
+            waited=not _has_session(turn) and bool(outcome.session_id),
             also=() if hooks.also is None else tuple(hooks.also(turn, outcome)),
             # Last: it takes the waiting events from the event writer, which would be lost if a hook failed after it.
             events=core.journal.terminal(turn, outcome) if turn.origin.run is not None else _NO_EVENTS,
@@ -381,7 +389,7 @@ def _reduced(core: RuntimeCore, turn: Turn, start: TurnStart, outcome: Outcome, 
         # A child's session ends with the child; any other stays open until its pending completions are delivered.
         branched=turn.root.branched and spec.source != SUBAGENT,
         root_id=turn.root.id,
-        waited=not turn.locked and bool(outcome.session_id),
+        waited=not _has_session(turn) and bool(outcome.session_id),
     )
 
 
