@@ -65,8 +65,10 @@ class Chores:
         self._world.seen.promises.append(Promise(text, sql, values, count))
 
     async def _ask(self, method: str, path: str, key: str, **more: Any) -> Answer | None:
-        """Send a request until it is answered."""
+        """Send a request until it is answered. The answer to a tenant is kept for invariant 3."""
         answer = await self._request(method, path, key, **more)
+        if answer is not None and key in self._world.keys:
+            self._world.seen.answers.append((self._world.keys.index(key), f"{method} {path}", answer.body))
         self._world.trace.note("chore", f"{method} {path}: {None if answer is None else answer.status}")
         return answer
 

@@ -14,6 +14,7 @@ import msgspec
 
 from hermes_trio.messaging.senders import DUPLICATE_LABEL
 
+from . import conversations
 from .cluster import LEASE_SECONDS
 from .embedding_program import EMBEDDING, WAKES
 from .platform import CRON_CHAT, FIRST_PERSON, GROUP_CHAT, WEBHOOK_CHAT
@@ -116,6 +117,8 @@ def watched_work_is_told_once(world: World) -> Iterator[str]:
         told, reason = ends[0]
         if told not in ("delivered", "superseded", "abandoned", "dead") or (told == "abandoned" and not reason):
             yield f"the notice of the watched job {job_id} is {told} ({reason!r})"
+    yield from conversations.notices_are_about_their_jobs(world)
+    yield from conversations.endings_have_causes(world)
     yield from world.left_behind
     plain: Counter[tuple[int, str]] = Counter()
     labelled: Counter[tuple[int, str]] = Counter()
@@ -188,6 +191,9 @@ def what_was_acknowledged_is_there(world: World) -> Iterator[str]:
         if count != promise.count:
             yield f"{promise.text} was acknowledged, and has {count} rows"
     yield from _acknowledged_requests(world)
+    yield from conversations.handled_work_is_answered(world)
+    yield from conversations.answers_are_whole(world)
+    yield from conversations.slots_are_accounted_for(world)
 
 
 def _plain(text: str) -> str:
@@ -252,7 +258,7 @@ def nothing_crosses(world: World) -> Iterator[str]:
         for mark in marks(message.text):
             if owners.get(mark, f"chat {message.chat}").partition("/")[0] != f"chat {message.chat}":
                 yield f"chat {message.chat} got something about {mark}, which is of {owners[mark]}: {message.text!r}"
-    yield from _answered_by_askers(world, owners)
+    yield from conversations.commands_were_allowed(world, owners)
     sessions = _session_of_marks(world)
     for run in world.seen.runs:
         here = sessions.get(f"m{run.number}")
@@ -272,6 +278,11 @@ def nothing_crosses(world: World) -> Iterator[str]:
             foreign = {mark for mark in marks(text) if owners.get(mark) != f"web t{page.tenant}"}
             if foreign:
                 yield f"a page of t{page.tenant} shows {sorted(foreign)}: {text[:200]!r}"
+    for tenant, asked, body in world.seen.answers:
+        found = marks(body.decode(errors="replace"))
+        foreign = {mark for mark in found if owners.get(mark) not in (f"t{tenant}", f"web t{tenant}")}
+        if foreign:
+            yield f"t{tenant} asked for {asked} and was shown {sorted(foreign)}"
     for chat in world.seen.chats:
         if marks(chat.answer) - {f"m{chat.number}"}:
             yield f"the completion of m{chat.number} mentions something else: {chat.answer!r}"
@@ -281,15 +292,6 @@ def nothing_crosses(world: World) -> Iterator[str]:
         found = {owners.get(mark, "nobody") for mark in marks(contents or "")}
         if len(found) > 1:
             yield f"the transcript of {key or tenant} mixes {sorted(found)}"
-
-
-def _answered_by_askers(world: World, owners: Mapping[str, str]) -> Iterator[str]:
-    """Yield the commands from a group that were run although the person who asked for them did not allow them: a bystander did."""
-    for moment in world.trace.of("process starts"):
-        for mark in marks(moment.text):
-            of_group = owners.get(mark, "").startswith(f"chat {GROUP_CHAT}/")
-            if of_group and "rm -rf" in moment.text and mark not in world.seen.allowed:
-                yield f"no user with the right to has allowed it, and still: {moment}"
 
 
 def transcripts_are_legal(world: World) -> Iterator[str]:
@@ -323,6 +325,8 @@ def transcripts_are_legal(world: World) -> Iterator[str]:
         for content, count in asked.items():
             if count > 1:
                 yield f"session {session} has {content!r} {count} times"
+    yield from conversations.conversations_are_remembered(world)
+    yield from conversations.new_conversations_are_new(world)
 
 
 _RANK: Final = {

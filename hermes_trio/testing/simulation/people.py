@@ -6,6 +6,7 @@ import hashlib
 import hmac
 import random
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
@@ -250,9 +251,14 @@ class People:
             return
         who = "" if person == message.chat - FIRST_PERSON else f" by {FIRST_PERSON + person}"
         self._world.trace.note("press", f"{message.chat}: {label}{who}")
-        if label == "Allow once" and person == self._asker(message):
-            self._world.seen.allowed |= marks(message.text)
+        if label.startswith("Allow") and person == self._asker(message):
+            self._allow(message.text)
+            if label != "Allow once":
+                self._world.seen.trusted.add("chat")
         self._world.chat.press(message, label, person)
+
+    def _allow(self, about: str) -> None:
+        self._world.seen.allow(about, trio.current_time() - self._world.started_at)
 
     def _press_again(self, step: Step) -> None:
         asked = [message for message in self._world.chat.messages() if message.buttons]
@@ -365,7 +371,8 @@ class People:
         return []
 
     async def _stop(self, seen: RunSeen, key: str, after: float) -> None:
-        """Stop a run, and stop it again one second later; record the receipts."""
+        """Stop a run, and stop it again one second later; record the receipts. Before that, another tenant tries it."""
+        self._nursery.start_soon(self._intrude, seen, after - 0.5, "stop")
         for pause in (after, 1.0):
             await trio.sleep(pause)
             answer = await self._ask("POST", f"/v1/runs/{seen.run_id}/stop?wait=true", key)
@@ -373,11 +380,24 @@ class People:
                 seen.stops.append((trio.current_time(), answer.json.get("receipt")))
                 self._world.trace.note("stopped", f"m{seen.number}: {answer.json.get('receipt')}")
 
+    async def _intrude(self, seen: RunSeen, after: float, what: str, **more: Any) -> None:
+        """Try to stop a run of another tenant, or to answer its request for approval."""
+        await trio.sleep(max(after, 0.0))
+        path = f"/v1/runs/{seen.run_id}/{what}"
+        answer = await self._ask("POST", path, self._world.keys[1 - seen.tenant], **more)
+        seen.foreign.append(0 if answer is None else answer.status)
+
     async def _approve(self, seen: RunSeen, key: str, choices: Sequence[str]) -> None:
         rng = self._random("approve", seen.number)
-        await trio.sleep(rng.choice((2.0, 10.0, 65.0)))
+        pause = rng.choice((2.0, 10.0, 65.0))
+        self._nursery.start_soon(partial(self._intrude, seen, pause - 1.0, "approval", json={"choice": "once"}))
+        await trio.sleep(pause)
         for _ in range(rng.choice((1, 2))):
             choice = rng.choice(choices)
+            if choice != "deny":
+                self._allow(seen.text)
+            if choice == "always":
+                self._world.seen.trusted.add(f"t{seen.tenant}")
             answer = await self._ask("POST", f"/v1/runs/{seen.run_id}/approval", key, json={"choice": choice})
             seen.approved.append(0 if answer is None else answer.status)
 
@@ -459,15 +479,18 @@ class People:
                             page.events.append(event)
                             page.resyncs += event.data.get("event") == "resync"
                             if event.data.get("event") == "approval.request":
-                                self._nursery.start_soon(self._decide, key, str(event.data.get("approval_id")))
+                                about = str(event.data.get("command"))
+                                self._nursery.start_soon(self._decide, key, str(event.data.get("approval_id")), about)
                 except NoAnswer:
                     pass
                 await trio.sleep(5)
 
-    async def _decide(self, key: str, approval: str) -> None:
+    async def _decide(self, key: str, approval: str, about: str) -> None:
         rng = self._random("web approve", approval)
         await trio.sleep(rng.choice((2.0, 10.0, 65.0)))
         body = {"choice": rng.choice(("once", "deny"))}
+        if body["choice"] == "once":
+            self._allow(about)
         await self._ask("POST", f"{CONVERSATION}/approvals/{approval}", key, json=body)
 
     async def _flood(self, step: Step) -> None:

@@ -17,7 +17,7 @@ from hermes_trio.testing.model_server.script import ScriptedCall
 
 from .threads import THREAD_TOOL
 
-__all__ = ["DEEPER", "MARK", "answer", "asked_of", "check_fault", "is_child", "marks", "options_of"]
+__all__ = ["DEEPER", "MARK", "answer", "asked_of", "check_fault", "is_child", "known_to", "marks", "options_of"]
 
 MARK: Final = re.compile(r"\bm\d+\b")
 
@@ -100,6 +100,12 @@ def asked_of(call: ScriptedCall) -> str:
     messages = cast("list[dict[str, Any]]", call.body.get("messages") or [{}])
     asked = next((_text(one) for one in reversed(messages) if one.get("role") == "user"), "")
     return _GONE.sub("", asked, count=1)
+
+
+def known_to(call: ScriptedCall) -> frozenset[str]:
+    """Return the marks of the user messages of a call."""
+    messages = cast("list[dict[str, Any]]", call.body.get("messages") or [])
+    return frozenset(marks(" ".join(_text(one) for one in messages if one.get("role") == "user")))
 
 
 def is_child(call: ScriptedCall) -> bool:

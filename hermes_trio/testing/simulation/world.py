@@ -90,6 +90,8 @@ class CallSeen:
     asked: str
     child: bool
     at: float
+    knows: frozenset[str] = frozenset()
+    """The marks of all messages that it contains."""
     ended_at: float | None = None
 
 
@@ -105,13 +107,23 @@ class Seen:
     confirmed: set[str] = attrs.Factory(set[str])
     """The texts of chat messages that the gateway has confirmed to the platform."""
     said: list[tuple[int, str]] = attrs.Factory(list[tuple[int, str]])
-    allowed: set[str] = attrs.Factory(set[str])
-    """The marks of requests for approval that their askers have allowed."""
+    allowed: dict[str, float] = attrs.Factory(dict[str, float])
+    """The marks of requests for approval that their askers have allowed, with the time of the first answer."""
+    trusted: set[str] = attrs.Factory(set[str])
+    """Where commands were allowed for good: `chat` for the platform, or a tenant."""
+
+    def allow(self, about: str, at: float) -> None:
+        """Record that the asker has allowed what is asked about in a text."""
+        for mark in script.marks(about):
+            self.allowed.setdefault(mark, at)
+
     embedding: EmbeddingSeen = attrs.Factory(EmbeddingSeen)
     health: Any = None
     calls: list[CallSeen] = attrs.Factory(list[CallSeen])
     promises: list[Promise] = attrs.Factory(list[Promise])
     """What the responses to chores acknowledged."""
+    answers: list[tuple[int, str, bytes]] = attrs.Factory(list["tuple[int, str, bytes]"])
+    """The responses that tenants got to their chores: tenant, request and body."""
     crossings: list[str] = attrs.Factory(list[str])
     """What chores received of another tenant's data, or with a revoked key."""
     let_through: int = 0
@@ -512,7 +524,8 @@ class World:
         reply = script.answer(call)
         messages: Any = call.body.get("messages") or [{}]
         child = script.is_child(call)
-        seen = CallSeen(caller_of.get(), script.asked_of(call), child, self.clock.current_time() - EPOCH)
+        at = self.clock.current_time() - EPOCH
+        seen = CallSeen(caller_of.get(), script.asked_of(call), child, at, script.known_to(call))
         self.seen.calls.append(seen)
         self._nursery.start_soon(self._note_end, seen, call)
         beside = [

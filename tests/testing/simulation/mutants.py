@@ -13,7 +13,11 @@ import msgspec
 import pytest
 import trio
 
+from hermes_trio.adapters.cron import scheduler as cron
+from hermes_trio.agent import approvals as agent_approvals
+from hermes_trio.http.api import runs as api_runs
 from hermes_trio.messaging.conversations import ChatInterface
+from hermes_trio.messaging.one_shot import OneShotInterface
 from hermes_trio.messaging.senders import Senders
 from hermes_trio.runtime import supervisor, turn
 from hermes_trio.runtime.admission import Admission
@@ -168,6 +172,81 @@ def _lets_everybody_in(real: Any) -> Any:
     return check
 
 
+def _forgets_answers(real: Any) -> Any:
+    async def finish_turn(self: Any, finish: TurnFinish) -> Any:
+        kept = tuple(message for message in finish.messages if message.role != "assistant" or message.tool_calls)
+        return await real(self, msgspec.structs.replace(finish, messages=kept))
+
+    return finish_turn
+
+
+def _forgets_history(real: Any) -> Any:
+    async def load_history(self: Any, session_id: str) -> list[Any]:
+        await real(self, session_id)
+        return []
+
+    return load_history
+
+
+def _loses_output(real: Any) -> Any:
+    def finish_run(db: Any, now: float, owner: str, run: Any, finish: TurnFinish) -> None:
+        real(db, now, owner, run, msgspec.structs.replace(finish, text=""))
+
+    return finish_run
+
+
+def _says_nothing(real: Any) -> Any:
+    async def finish_job(self: Any, job: JobFinish) -> Any:
+        notice = None if job.notice is None else msgspec.structs.replace(job.notice, text="nothing")
+        return await real(self, msgspec.structs.replace(job, notice=notice))
+
+    return finish_job
+
+
+def _answers_no_hooks(real: Any) -> Any:
+    def replies(self: Any, turn: Any, outcome: Any) -> tuple[Any, ...]:
+        return ()
+
+    return replies
+
+
+def _gives_up_sending(real: Any) -> Any:
+    def delay(self: Any, row: Any, result: Any) -> None:
+        return None
+
+    return delay
+
+
+def _takes_silence_for_consent(real: Any) -> Any:
+    def answer(waiter: Any, id: str, seconds: float) -> Any:
+        result = real(waiter, id, seconds)
+        return msgspec.structs.replace(result, allowed=True) if result.timed_out else result
+
+    return answer
+
+
+def _lets_others_act(real: Any) -> Any:
+    """Every tenant may stop a run, and answer its requests for approval."""
+
+    async def find_run(request: Any) -> Any:
+        live = request.core.runtime.stateless.runs.find(request.params["run_id"])
+        return live if live is not None and request.method == "POST" else await real(request)
+
+    return find_run
+
+
+def _skips_slots(real: Any) -> Any:
+    calls = 0
+
+    def next_after(schedule: Any, at: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        found = real(schedule, at)
+        return real(schedule, found) if found is not None and calls % 3 == 0 else found
+
+    return next_after
+
+
 MUTANTS: dict[str, tuple[str, tuple[Patch, ...]]] = {
     "a job's end without its notice": ("1 watched", ((SqliteStore, "finish_job", _forgets_the_notice),)),
     "a repeated reply without its label": ("1 watched", ((Senders, "_try_forms", _sends_without_label),)),
@@ -184,6 +263,15 @@ MUTANTS: dict[str, tuple[str, tuple[Patch, ...]]] = {
     "a stop that says ok and does nothing": ("7 stops", ((Run, "stop", _says_ok_at_once),)),
     "a /stop in a chat that says ok and does nothing": ("7 stops", ((Inbox, "stop_turn", _says_stopped_at_once),)),
     "an end that is tried once": ("8 calm", ((Ends, "_attempt", _never_repeats),)),
+    "an answer that its transcript does not have": ("4 transcripts", ((SqliteStore, "finish_turn", _forgets_answers),)),
+    "a turn that begins without its history": ("4 transcripts", ((SqliteStore, "load_history", _forgets_history),)),
+    "a run without its output": ("2 acknowledged", ((turns, "finish_run", _loses_output),)),
+    "a notice that does not say what ended": ("1 watched", ((SqliteStore, "finish_job", _says_nothing),)),
+    "a webhook that is not answered": ("2 acknowledged", ((OneShotInterface, "replies", _answers_no_hooks),)),
+    "a reply that is given up at its first failure": ("1 watched", ((Senders, "_delay", _gives_up_sending),)),
+    "silence that counts as consent": ("3 isolation", ((agent_approvals, "_answer", _takes_silence_for_consent),)),
+    "a run that every tenant may stop": ("3 isolation", ((api_runs, "find_run", _lets_others_act),)),
+    "a slot of cron that is skipped": ("2 acknowledged", ((cron, "next_after", _skips_slots),)),
     "turns beyond the limit": (
         "9 limits",
         ((Admission, "admit", _admits_everybody), (Admission, "check", _lets_everybody_in)),

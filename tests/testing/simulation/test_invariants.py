@@ -18,6 +18,10 @@ QUICK = [
     "a reply to somebody else",
     "a transcript without the results of tools",
     "an event that is not kept",
+    "a run without its output",
+    "a notice that does not say what ended",
+    "an answer that its transcript does not have",
+    "a turn that begins without its history",
 ]
 """Those that the first seed shows."""
 

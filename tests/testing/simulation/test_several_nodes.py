@@ -117,3 +117,21 @@ def test_every_defect_between_nodes_is_convicted_within_five_hundred_seeds(name:
     seeds = seeds_until_found(patches, invariant, 500, faults, nodes)
     sys.stdout.write(f"\n| {name} | {', '.join(faults) or 'none'} | {nodes} | {invariant} | {seeds} |\n")
     assert seeds is not None
+
+
+ONE_SESSION = Program(
+    seed=1,
+    seconds=90,
+    nodes=2,
+    steps=(
+        Step(5.0, "run", who=0, number=1, words="think 40 session=1"),
+        *(Step(6.0 + number, "run", who=0, number=number, words="say stop=5 session=1") for number in (2, 3, 4, 5)),
+    ),
+)
+
+
+def test_a_turn_that_is_stopped_while_another_node_has_its_session_adds_nothing_to_it() -> None:
+    """As on one node: the transcript is that of the turn that has the session."""
+    result = run_program(ONE_SESSION)
+    assert not result.violations, result.story()
+    assert len({one.text.split()[0] for one in result.trace.of("model") if "m9" not in one.text}) == 1
