@@ -15,7 +15,7 @@ import trio
 from hermes_trio.runtime.budget import Budget
 from hermes_trio.runtime.context import SessionContext
 from hermes_trio.runtime.interface import Interface
-from hermes_trio.runtime.outcome import CancelCause, Outcome, TurnState
+from hermes_trio.runtime.outcome import STORE_ERROR, CancelCause, Outcome, TurnState
 from hermes_trio.runtime.ports import InboxRow, NewReply, RuntimeStore, TurnInput
 from hermes_trio.runtime.turn import EventSink, Turn
 
@@ -46,7 +46,10 @@ def reply_text(turn: Turn, outcome: Outcome) -> str:
         note = f"({outcome.error})" if outcome.error else ""
         return "\n\n".join(part for part in (text, note) if part) or NOTHING_SAID
     if outcome.state is TurnState.FAILED:
-        return "\n\n".join(part for part in (text, f"(This failed: {outcome.error})") if part)
+        # The store has refused the transcript of this turn, with the message in it.
+        lost = turn.title() if outcome.error_code == STORE_ERROR and not turn.input.notices else ""
+        note = f". This conversation does not contain the message: {lost}" if lost else ""
+        return "\n\n".join(part for part in (text, f"(This failed: {outcome.error}{note})") if part)
     assert outcome.cause is not None
     match outcome.cause.kind:
         case CancelCause.DRAIN:

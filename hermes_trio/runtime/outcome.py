@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .ports import Message, ToolCall
 
 __all__ = [
+    "STORE_ERROR",
     "TERMINAL_STATUSES",
     "CancelCause",
     "Cause",
@@ -25,6 +26,9 @@ __all__ = [
     "TurnState",
     "Usage",
 ]
+
+STORE_ERROR: Final = "store_error"
+"""The error code of a turn whose record the store refused: its messages are in no transcript."""
 
 
 class CancelCause(Enum):

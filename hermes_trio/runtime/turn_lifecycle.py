@@ -19,7 +19,7 @@ from .context import Binding, _binding
 from .core import SUBAGENT, RuntimeCore
 from .ends import End
 from .errors import AgentFailed, BudgetExhausted, Fenced, RuntimeClosed, RuntimeProblem, SessionHeld
-from .outcome import CancelCause, Cause, Outcome, TurnState
+from .outcome import STORE_ERROR, CancelCause, Cause, Outcome, TurnState
 from .ports import SESSION_TOPIC, EventRow, InboxKind, InboxRow, Message, NewReply, Reply, TurnFinish, TurnStart
 from .tree import Node, check_printable, split_cancelled, waiting
 from .turn import Owner, Turn, TurnOrigin, TurnScope, TurnSpec
@@ -450,7 +450,7 @@ def _unstored(outcome: Outcome, error: Exception | None) -> Outcome:
         outcome,
         state=TurnState.FAILED,
         error=f"the turn's end could not be stored: {problem}",
-        error_code="store_error",
+        error_code=STORE_ERROR,
     )
 
 

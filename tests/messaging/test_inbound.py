@@ -302,6 +302,21 @@ async def test_a_steered_message_is_handled_once_although_the_store_refuses_for_
     assert len(agent.turns) == 1
 
 
+@pytest.mark.one_node
+async def test_a_person_is_told_which_message_the_conversation_does_not_contain() -> None:
+    """If the store refuses the record of a turn, the message is in no transcript: its failure names it, so that it can be sent again."""
+    faults = StoreFaults()
+    chat, agent = MemoryPlatform(), scripted("an answer")
+    async with open_world(agent, chat, faults=faults) as world:
+        faults.fail("finish_turn", times=5)
+        await chat.say("book a table\nfor two")
+        await chat.wait_sent(1)
+        await world.idle()
+    (told,) = chat.texts()
+    assert told.startswith("(This failed: the turn's end could not be stored")
+    assert told.endswith("This conversation does not contain the message: book a table)")
+
+
 async def test_what_a_turn_did_not_take_up_becomes_the_next_turn() -> None:
     """Steering loses nothing, whatever the agent does with it."""
     chat, agent = MemoryPlatform(), scripted(works(10))
