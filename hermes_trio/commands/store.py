@@ -95,7 +95,7 @@ def copy_command(
     from hermes_trio.store.postgres.blocking import connect_blocking
     from hermes_trio.store.postgres.copying import copy_from_sqlite, copy_to_sqlite
 
-    with connect_blocking(url) as db:
+    with connect_blocking(url, bulk=True) as db:
         counts = copy_to_sqlite(db, sqlite_file) if back else copy_from_sqlite(sqlite_file, db)
         where = db.where
     for table, count in counts.items():

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 import psycopg
 from psycopg import pq
@@ -21,7 +21,26 @@ from .schema import SCHEMA, check_found
 
 __all__ = ["BlockingDatabase", "connect_blocking"]
 
-CONNECT_SECONDS = "10"
+CONNECT_SECONDS: Final = "10"
+BULK_MILLISECONDS: Final = "300000"
+
+PIECE: Final = 262_144
+"""The bytes after which the rows of a COPY are sent. A longer row is a piece of its own."""
+
+_ESCAPES: Final = str.maketrans({"\\": r"\\", "\t": r"\t", "\n": r"\n", "\r": r"\r", "\0": "\ufffd"})
+
+
+def _field(value: object, of_bytes: bool) -> bytes:
+    """Return a value in the text form of COPY, for a column of bytes or another one."""
+    if value is None:
+        return rb"\N"
+    if of_bytes:
+        return rb"\\x" + (encode(value) or b"").hex().encode()
+    if isinstance(value, bytes):
+        value = value.decode("utf-8", "replace")
+    if isinstance(value, str):
+        return value.translate(_ESCAPES).encode("utf-8", "replace")
+    return encode(value) or b""
 
 
 class _Rows:
@@ -83,6 +102,44 @@ class BlockingDatabase:
             done = self.execute(statements, given)
         return done
 
+    def stream(self, sql: str) -> Iterator[Row]:
+        """Iterate over the rows of a statement without parameters as they arrive, one in memory at a time. Read them all before the next statement."""
+        transformer = Transformer()
+        with self._connected():
+            self._connection.send_query_params(sql.encode(), None)
+            self._connection.set_single_row_mode()
+            while (result := self._connection.get_result()) is not None:
+                if result.status == pq.ExecStatus.SINGLE_TUPLE:
+                    transformer.set_pgresult(result)
+                    yield transformer.load_rows(0, 1, tuple)[0]
+                else:
+                    self._checked(result)
+
+    def copy_in(self, table: str, columns: Mapping[str, bool], rows: Iterable[Sequence[object]]) -> None:
+        """Insert rows with one COPY. `columns` says which columns are of bytes. After an error, nothing of them is inserted."""
+        of_bytes = tuple(columns.values())
+        with self._connected():
+            begun = self._connection.exec_(f"COPY {table} ({', '.join(columns)}) FROM STDIN".encode())
+            if begun.status != pq.ExecStatus.COPY_IN:
+                self._checked(begun)
+            piece = bytearray()
+            for row in rows:
+                piece += b"\t".join(map(_field, row, of_bytes)) + b"\n"
+                if len(piece) >= PIECE:
+                    self._connection.put_copy_data(bytes(piece))
+                    piece.clear()
+            self._connection.put_copy_data(bytes(piece))
+            self._connection.put_copy_end()
+            while (result := self._connection.get_result()) is not None:
+                self._checked(result)
+
+    @contextmanager
+    def _connected(self) -> Iterator[None]:
+        try:
+            yield
+        except psycopg.Error:
+            raise StoreUnavailable(f"the connection to the database {self.where} broke") from None
+
     def changes(self) -> int:
         """Return how many rows the last statement changed."""
         return self._changed
@@ -103,11 +160,15 @@ class BlockingDatabase:
 
 
 @contextmanager
-def connect_blocking(url: str, *, any_schema: bool = False) -> Iterator[BlockingDatabase]:
-    """Connect for the body of the `with`. Raises `StoreUnavailable`, and what a server raises at its start for a schema that does not fit."""
+def connect_blocking(url: str, *, any_schema: bool = False, bulk: bool = False) -> Iterator[BlockingDatabase]:
+    """Connect for the body of the `with`. Raises `StoreUnavailable`, and what a server raises at its start for a schema that does not fit.
+
+    With `bulk`, a server may leave what it was sent for minutes: it writes the rows of a COPY before it takes more of them.
+    """
     options, where = parse_address(url)
+    defaults = {**DEFAULTS, **({"tcp_user_timeout": BULK_MILLISECONDS} if bulk else {})}
     try:
-        text = make_conninfo("", **{**DEFAULTS, "connect_timeout": CONNECT_SECONDS, **options})
+        text = make_conninfo("", **{**defaults, "connect_timeout": CONNECT_SECONDS, **options})
         connection: Any = pq.PGconn.connect(text.encode())
     except psycopg.Error as error:
         raise StoreUnavailable(f"the database {where} cannot be reached: {without_secrets(str(error))}") from None

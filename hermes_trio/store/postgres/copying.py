@@ -6,14 +6,17 @@ Rows that belong to running nodes are not moved. The search index is rebuilt at 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
+
+import msgspec
 
 from hermes_trio.store.errors import StoreError
 from hermes_trio.store.ownership import owned
 from hermes_trio.store.sqlite.files import connect, connect_reader, enter_wal
-from hermes_trio.store.sqlite.rows import Database, many, marks, one, write
+from hermes_trio.store.sqlite.rows import Database, Row, many, marks, one, write
 from hermes_trio.store.sqlite.schema import VERSION, migrate, version_of
 
 from .blocking import BlockingDatabase
@@ -46,36 +49,46 @@ TABLES: Final = (
 )
 """The tables that are moved, each after the ones that it refers to."""
 
-PAGE: Final = 500
+_NO_LIMIT: Final = "SET LOCAL statement_timeout = 0"
+"""A table is read, and written, by one statement, however long that takes."""
+
 _INDEX_MARK: Final = "search.indexed_upto"
 _NUMBERED: Final = {"sessions": "n", "messages": "id", "inbox": "id", "outbox": "id"}
 """Columns that count rows, where it is not `rowid`."""
 
 
-def _columns(file: Database, target: BlockingDatabase, table: str) -> list[str]:
-    """Return the columns to move: those of the file, and the order of insertion where the database stores it."""
-    sql = "SELECT column_name FROM information_schema.columns WHERE table_schema = current_schema() AND table_name = ?"
-    there = {str(name) for (name,) in many(target, sql, (table,))}
-    here = [str(row[1]) for row in many(file, f"PRAGMA table_info({table})")]
-    if strange := set(here) - there:
+class _Table(msgspec.Struct, frozen=True):
+    """A table as it is moved: with the columns of the file, and the order of insertion where the database stores it."""
+
+    name: str
+    columns: Mapping[str, bool]
+    """Whether the column is of bytes, by its name."""
+    key: tuple[str, ...]
+    """The columns that order the rows, the same on both sides."""
+
+    @property
+    def listed(self) -> str:
+        """Return the columns as SQL lists them."""
+        return ", ".join(self.columns)
+
+
+def _described(file: Database, database: BlockingDatabase, name: str) -> _Table:
+    sql = "SELECT column_name, data_type FROM information_schema.columns WHERE table_schema = current_schema() AND table_name = ?"
+    there = {str(column): str(kind) for column, kind in many(database, sql, (name,))}
+    here = {str(row[1]): int(row[5]) for row in many(file, f"PRAGMA table_info({name})")}
+    if strange := set(here) - set(there):
         raise StoreError(
-            f"the database has no columns {', '.join(sorted(strange))} in {table}; run `hermes-trio store migrate`"
+            f"the database has no columns {', '.join(sorted(strange))} in {name}; run `hermes-trio store migrate`"
         )
-    return ["rowid", *here] if "rowid" in there else here
+    columns = ["rowid", *here] if "rowid" in there else list(here)
+    key = ["rowid"] if "rowid" in there else sorted(filter(here.__getitem__, here), key=here.__getitem__)
+    return _Table(name, {column: there[column] == "bytea" for column in columns}, tuple(key))
 
 
-def _rows(db: Database, table: str, columns: Sequence[str]) -> Iterator[list[tuple[Any, ...]]]:
-    """Iterate over the rows of a table, a page at a time, in the order of its own key."""
-    order = "rowid" if columns[0] == "rowid" else ", ".join(columns[: 3 if table == "events" else 2])
-    offset = 0
-    listed = ", ".join(columns)
-    while True:
-        sql = f"SELECT {listed} FROM {table} ORDER BY {order} LIMIT ? OFFSET ?"
-        page = many(db, sql, (PAGE, offset))
-        if not page:
-            return
-        offset += len(page)
-        yield page
+def _rows(db: Database, table: _Table) -> Iterator[Sequence[Any]]:
+    """Iterate over the rows of a table in the order of its key, with one of them in memory at a time."""
+    sql = f"SELECT {table.listed} FROM {table.name} ORDER BY {', '.join(table.key)}"
+    return db.stream(sql) if isinstance(db, BlockingDatabase) else iter(cast(Iterable[Row], db.execute(sql)))
 
 
 def _plain(row: Sequence[Any]) -> tuple[bytes | None, ...]:
@@ -85,22 +98,14 @@ def _plain(row: Sequence[Any]) -> tuple[bytes | None, ...]:
     )
 
 
-def _check(source: Database, target: Database, table: str, columns: Sequence[str]) -> int:
+def _check(source: Database, target: Database, table: _Table) -> int:
     """Compare all rows of a table; return how many there are."""
     count = 0
-    ours, theirs = _rows(source, table, columns), _rows(target, table, columns)
-    for here, there in zip(ours, theirs, strict=True):
-        for one_row, other in zip(here, there, strict=True):
-            if _plain(one_row) != _plain(other):
-                raise StoreError(f"row {count + 1} of {table} differs after it was copied; nothing was kept")
-            count += 1
+    for one_row, other in zip_longest(_rows(source, table), _rows(target, table)):
+        count += 1
+        if one_row is None or other is None or _plain(one_row) != _plain(other):
+            raise StoreError(f"row {count} of {table.name} differs after it was copied; nothing was kept")
     return count
-
-
-def _move(source: Database, target: Database, table: str, columns: Sequence[str]) -> None:
-    sql = f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks(len(columns))})"
-    for page in _rows(source, table, columns):
-        target.executemany(sql, page)
 
 
 def copy_from_sqlite(path: Path, target: BlockingDatabase) -> dict[str, int]:
@@ -120,15 +125,16 @@ def copy_from_sqlite(path: Path, target: BlockingDatabase) -> dict[str, int]:
                     f"{path} has schema version {version_of(file)}, this program copies {VERSION}; start the server once on it"
                 )
             target.execute("BEGIN")
+            target.execute(_NO_LIMIT)
             target.execute(f"LOCK TABLE {', '.join(TABLES)} IN ACCESS EXCLUSIVE MODE")
             _check_empty(target)
             target.execute("DELETE FROM state_meta")
             counts: dict[str, int] = {}
             for table in TABLES:
-                columns = _columns(file, target, table)
-                _move(file, target, table, columns)
-                counts[table] = _check(file, target, table, columns)
-                _count_on(target, table, columns)
+                described = _described(file, target, table)
+                target.copy_in(table, described.columns, _rows(file, described))
+                counts[table] = _check(file, target, described)
+                _count_on(target, described)
             write(target, "DELETE FROM state_meta WHERE key = ?", (_INDEX_MARK,))
             target.execute("COMMIT")
         finally:
@@ -146,14 +152,14 @@ def _check_empty(target: BlockingDatabase) -> None:
         raise StoreError("nodes work on the database; stop them first. Nothing was changed")
 
 
-def _count_on(target: BlockingDatabase, table: str, columns: Sequence[str]) -> None:
+def _count_on(target: BlockingDatabase, table: _Table) -> None:
     """Set the counter of a table, so that new rows are numbered after the copied ones."""
-    column = "rowid" if columns[0] == "rowid" else _NUMBERED.get(table)
+    column = "rowid" if "rowid" in table.columns else _NUMBERED.get(table.name)
     if column is not None:
         write(
             target,
-            f"SELECT setval(pg_get_serial_sequence(?, ?), greatest((SELECT max({column}) FROM {table}), 1))",
-            (table, column),
+            f"SELECT setval(pg_get_serial_sequence(?, ?), greatest((SELECT max({column}) FROM {table.name}), 1))",
+            (table.name, column),
         )
 
 
@@ -165,6 +171,7 @@ def copy_to_sqlite(source: BlockingDatabase, path: Path) -> dict[str, int]:
     partial.unlink(missing_ok=True)
     try:
         source.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        source.execute(_NO_LIMIT)
         if many(source, "SELECT 1 FROM nodes WHERE expires_at > extract(epoch FROM clock_timestamp())"):
             raise StoreError(
                 "nodes work on the database; stop them first, or what they write meanwhile is missing in the file"
@@ -191,8 +198,9 @@ def _fill(source: BlockingDatabase, file: Database) -> dict[str, int]:
     file.execute("BEGIN IMMEDIATE")
     file.execute("DELETE FROM state_meta")
     for table in TABLES:
-        columns = _columns(file, source, table)
-        _move(source, file, table, columns)
-        counts[table] = _check(source, file, table, columns)
+        described = _described(file, source, table)
+        sql = f"INSERT INTO {table} ({described.listed}) VALUES ({marks(len(described.columns))})"
+        file.executemany(sql, _rows(source, described))
+        counts[table] = _check(source, file, described)
     file.execute("COMMIT")
     return counts
