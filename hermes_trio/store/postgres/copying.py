@@ -91,11 +91,9 @@ def _rows(db: Database, table: _Table) -> Iterator[Sequence[Any]]:
     return db.stream(sql) if isinstance(db, BlockingDatabase) else iter(cast(Iterable[Row], db.execute(sql)))
 
 
-def _plain(row: Sequence[Any]) -> tuple[bytes | None, ...]:
-    """Return a row as both sides can hold it. Whole numbers in a column of fractions are the same number."""
-    return tuple(
-        encode(float(value) if isinstance(value, int) and not isinstance(value, bool) else value) for value in row
-    )
+def _plain(row: Sequence[Any]) -> tuple[object, ...]:
+    """Return a row as both sides can hold it. A whole number is the same in a column of fractions, where it is one exactly."""
+    return tuple(value if isinstance(value, int | float) else encode(value) for value in row)
 
 
 def _check(source: Database, target: Database, table: _Table) -> int:
