@@ -42,7 +42,9 @@ class LogSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[store]`: the place of the store. Without `url` it is a SQLite file in the home directory."""
 
-    url: Annotated[str, Meta(pattern=r"^(postgres(ql)?://.+)?$")] = ""
+    url: Annotated[
+        str, Meta(pattern=r"^(postgres(ql)?://.+)?$", description="an address such as postgresql://user@host:5432/name")
+    ] = ""
     node_name: str = ""
     lease_seconds: Annotated[float, Meta(ge=1, le=300)] = 15.0
 

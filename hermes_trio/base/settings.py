@@ -56,7 +56,8 @@ def explain(
     value = _value(table, place)
     hidden = value is None or isinstance(value, dict | list) or place in secret
     shown = ":" if hidden else f" is {value!r}:"
-    return f"{named(place)}{shown} {problem[:1].lower()}{problem[1:]}{_accepted(_hint(kind, place))}"
+    problem = "not of this form" if "matching regex" in problem else f"{problem[:1].lower()}{problem[1:]}"
+    return f"{named(place)}{shown} {problem}{_accepted(_hint(kind, place))}"
 
 
 def near(name: str, known: Iterable[str]) -> str:
@@ -144,6 +145,8 @@ def _in_words(hint: Any) -> str:
         hint, *metas = typing.get_args(hint)
         for meta in metas:
             if isinstance(meta, Meta):
+                if meta.description is not None:
+                    return meta.description
                 bounds += [
                     f"{word} {bound:g}"
                     for word, bound in (("from", meta.ge), ("above", meta.gt), ("up to", meta.le), ("below", meta.lt))

@@ -56,6 +56,18 @@ def test_the_file_beats_the_environment_and_the_command_line_beats_both(tmp_path
     assert "from-the-environment" not in repr(config)
 
 
+def test_the_address_of_another_database_is_answered_with_an_example(tmp_path: Path) -> None:
+    """What the address of a store looks like is shown, and nothing of the given one, which may hold a password."""
+    expected = "not of this form; accepted is an address such as postgresql://user@host:5432/name"
+    for url in ("mysql://keeper:secret-word@db/store", "db.example/secret-word"):
+        with pytest.raises(ConfigError) as caught:
+            load(tmp_path, HERMES_STORE_URL=url)
+        assert str(caught.value) == f"HERMES_STORE_URL: {expected}"
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, '[store]\nurl = "mysql://keeper:secret-word@db/store"\n')
+    assert str(caught.value) == f"{tmp_path / 'config.toml'}: store.url: {expected}"
+
+
 def test_ipv6_addresses_are_bracketed(tmp_path: Path) -> None:
     """The address is one that can be bound."""
     assert address_of(load(tmp_path, "[server]\nhost = '::1'\n")) == "[::1]:8642"
