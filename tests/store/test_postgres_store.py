@@ -521,6 +521,28 @@ def test_an_address_is_named_without_its_password(caplog: pytest.LogCaptureFixtu
     assert passwords_of("postgresql://h/d?password=x%20y") == ["x y"]
 
 
+@pytest.mark.parametrize(
+    ("address", "name"),
+    [
+        ("postgresql://a:secret@h/d?colour=hidden", "colour"),
+        ("postgresql://h/d?sslmode=require&ssl_mode=hidden", "ssl_mode (did you mean sslmode?)"),
+        ("postgresql:///d?colour=hidden", "colour"),
+        ("postgresql://a:x/secret?secret=1@h/d", None),
+        ("postgresql://a:x/secret?secret=1@h/d?colour=1", None),
+        ("postgresql://h/d?user=a&password=hidden&secret=1", None),
+        ("postgresql://h/d?no%20option=1", None),
+    ],
+)
+def test_an_unknown_option_of_an_address_is_named(address: str, name: str | None) -> None:
+    """Its name is shown, but no value, and nothing that may be a part of a password."""
+    with pytest.raises(StoreError) as caught:
+        parse_address(address)
+    told = str(caught.value)
+    assert ("cannot be read" in told) if name is None else f"the unknown option {name};" in told
+    assert "secret" not in told
+    assert "hidden" not in told
+
+
 async def test_a_database_that_is_away_is_named_once() -> None:
     """The error of a verb says once which database cannot be reached, and then why."""
     line = ReconnectingLink("units", "postgresql://a@127.0.0.1:1/d", "d at 127.0.0.1:1", {}, 60)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
+from psycopg.pq import Conninfo
 
+from hermes_trio.base.settings import near
 from hermes_trio.store.errors import StoreError
 
 __all__ = ["login_files_of", "parse_address", "passwords_of"]
@@ -16,17 +19,20 @@ __all__ = ["login_files_of", "parse_address", "passwords_of"]
 _SOCKETS: Final = "/var/run/postgresql"
 """The folder of the socket where an address names no host."""
 
+_HIDDEN: Final = re.compile("password|secret|key")
+_NAME: Final = re.compile("[A-Za-z_]{1,40}")
+
 
 def parse_address(url: str) -> tuple[dict[str, Any], str]:
     """Return the options of an address, and its name for errors: host, port and database, never the password.
 
-    Raises `StoreError` without the address, which may hold a password. A password with an unescaped `/` or `@` would be read as a host, a port or
-    a database, and shown as such: such an address is refused.
+    Raises `StoreError` without the address, which may hold a password; an unknown option is named. A password with an unescaped `/` or `@` would be
+    read as a host, a port or a database, and shown as such: such an address is refused.
     """
     try:
         options: dict[str, Any] = dict(conninfo_to_dict(url))
     except psycopg.Error:
-        raise _unreadable() from None
+        raise _unknown_option(url) or _unreadable() from None
     authority, _, path = url.partition("://")[2].partition("?")[0].partition("/")
     ports = str(options.get("port") or "").split(",")
     if (
@@ -67,6 +73,25 @@ def login_files_of(url: str, environment: Mapping[str, str]) -> tuple[list[str],
     ports = option("port", "5432").split(",")
     sockets = [f"{host}/.s.PGSQL.{port or '5432'}" for host in hosts if host.startswith("/") for port in ports]
     return [os.path.abspath(file) for file in files], [os.path.realpath(socket) for socket in sockets]
+
+
+def _unknown_option(url: str) -> StoreError | None:
+    """Return the error that names the first unknown option of an address. None if there is none, or if its name may be a part of a password."""
+    query = url.partition("://")[2].rpartition("@")[2].partition("?")[2]
+    if "?" in url.partition("://")[2].rpartition("@")[0]:
+        return None
+    known = {option.keyword.decode() for option in Conninfo.get_defaults()}
+    for part in query.split("&"):
+        name = part.partition("=")[0]
+        if name in known and not _HIDDEN.search(name):
+            continue
+        if name in known or not _NAME.fullmatch(name):
+            return None
+        return StoreError(
+            f"the address of the database has the unknown option {name}{near(name, known)}; its options are those of libpq, as in"
+            " postgresql://user@host:5432/name?sslmode=require"
+        )
+    return None
 
 
 def _unreadable() -> StoreError:
