@@ -25,7 +25,7 @@ from hermes_trio.tools.warden.daemon import process_table
 from hermes_trio.tools.warden.daemon.wire import Confinement, describe, mark, read_description
 
 from .bench_of_tools import until
-from .warden_witness import nothing_left, read_all
+from .warden_witness import is_alive, nothing_left, read_all
 
 
 async def sandbox_for(home: Path, *secrets: Path) -> Sandbox:
@@ -150,8 +150,11 @@ async def test_a_template_ends_with_its_warden(tmp_path: Path) -> None:
         async with open_warden() as warden:
             await run(warden, sandbox, "true")
             (template,) = templates(warden)
-            assert warden.warden_pid is not None
-            os.kill(warden.warden_pid, signal.SIGKILL)
+            killed = warden.warden_pid
+            assert killed is not None
+            os.kill(killed, signal.SIGKILL)
+            # The kernel kills the template when the warden has ended: until then it starts commands, which end with the warden.
+            await until(lambda: not is_alive(killed))
             assert await run(warden, sandbox, "echo again") == "again\n"
             await until(lambda: not Path(f"/proc/{template}").exists())
 
