@@ -242,7 +242,7 @@ def test_commands_cannot_log_in_to_the_database_as_the_server(postgres: Postgres
 
 
 def test_rights_that_are_missing_are_named_before_anything_is_served(postgres: PostgresServer, tmp_path: Path) -> None:
-    """A role that may join but not write every table is refused at the start and by `store check`, both of which name what to grant."""
+    """A role that may join but not write every table is refused at the start and by `store check`, and `doctor` finds it: all name what to grant."""
     name = postgres.new_database()
     assert command(tmp_path, postgres.url(name), "store", "init").returncode == 0
     guest = postgres.url(name).replace("keeper:a%20password%20that%20nobody%20may%20read", "guest:v")
@@ -257,7 +257,16 @@ def test_rights_that_are_missing_are_named_before_anything_is_served(postgres: P
         refused = command(tmp_path, guest, *words)
         assert refused.returncode == 1
         assert "INSERT on messages" in refused.stderr + refused.stdout
-    postgres.execute("GRANT INSERT ON hermes_trio.messages TO guest", name)
+    found = json.loads(command(tmp_path, guest, "doctor", "--json").stdout)
+    assert (found["sound"], found["healthy"]) == (True, False)
+    assert "lacks rights" in found["warnings"][0]
+    assert "INSERT on messages; use the role" in " ".join(command(tmp_path, guest, "doctor").stdout.split())
+    postgres.execute("REVOKE SELECT ON hermes_trio.cursors FROM guest", name)
+    unread = command(tmp_path, guest, "doctor")
+    assert (unread.returncode, "SELECT on cursors" in unread.stderr + unread.stdout) == (1, True)
+    postgres.execute(
+        "GRANT INSERT ON hermes_trio.messages TO guest; GRANT SELECT ON hermes_trio.cursors TO guest", name
+    )
     checked = command(tmp_path, guest, "store", "check")
     assert (checked.returncode, "can be used" in checked.stdout) == (0, True), checked.stderr
 

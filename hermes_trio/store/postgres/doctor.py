@@ -13,11 +13,12 @@ import msgspec
 from psycopg.conninfo import conninfo_to_dict
 
 from hermes_trio.base.retention import DAY, Retention
+from hermes_trio.store.errors import StoreReadOnly
 from hermes_trio.store.sqlite.doctor import STUCK, TABLES, WAITING
 from hermes_trio.store.sqlite.maintenance import expired_counts
 from hermes_trio.store.sqlite.rows import Database, many, one
 
-from .schema import SCHEMA, VERSION
+from .schema import MISSING_RIGHTS, SCHEMA, VERSION, lacking
 
 __all__ = ["CONNECTIONS", "DatabaseDiagnosis", "diagnose_database", "dump_command"]
 
@@ -85,7 +86,11 @@ def _setting(db: Database, name: str) -> str:
 
 
 def diagnose_database(db: Database, where: str, retention: Retention | None = None) -> DatabaseDiagnosis:
-    """Examine a connected database, by its own clock."""
+    """Examine a connected database, by its own clock. Raises `StoreReadOnly`, with what to grant, if the role may not read every table."""
+    missing = [str(right) for (right,) in many(db, MISSING_RIGHTS)]
+    rights = lacking(missing, where)
+    if any(right.startswith("SELECT ") for right in missing):
+        raise StoreReadOnly(rights)
     found = one(db, "SELECT extract(epoch FROM clock_timestamp())::double precision")
     assert found is not None
     now = float(found[0])
@@ -102,7 +107,7 @@ def diagnose_database(db: Database, where: str, retention: Retention | None = No
         version=_count(db, "SELECT max(version) FROM schema_version"),
         known_version=VERSION,
         problems=tuple(_problems(db)),
-        warnings=tuple(_warnings(db, nodes, used, most)),
+        warnings=(*([rights] if rights else ()), *_warnings(db, nodes, used, most)),
         database_bytes=_count(db, "SELECT pg_database_size(current_database())"),
         nodes=tuple(nodes),
         connections=used,

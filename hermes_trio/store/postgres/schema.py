@@ -18,6 +18,7 @@ from .locks import lock_number
 from .migrations import MIGRATIONS
 
 __all__ = [
+    "MISSING_RIGHTS",
     "OLDEST_SERVER",
     "SCHEMA",
     "VERSION",
@@ -25,6 +26,7 @@ __all__ = [
     "check_rights",
     "check_schema",
     "check_server",
+    "lacking",
     "migrate_schema",
     "version_of",
 ]
@@ -33,7 +35,7 @@ SCHEMA: Final = "hermes_trio"
 VERSION: Final = len(MIGRATIONS)
 OLDEST_SERVER: Final = 150_000
 
-_MISSING_RIGHTS: Final = f"""
+MISSING_RIGHTS: Final = f"""
 SELECT needed || ' on ' || relname FROM pg_class CROSS JOIN unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS needed
     WHERE relnamespace = '{SCHEMA}'::regnamespace AND relkind = 'r' AND relname <> 'schema_version'
     AND NOT has_table_privilege(oid, needed)
@@ -41,6 +43,7 @@ UNION ALL SELECT 'EXECUTE on ' || proname FROM pg_proc
     WHERE pronamespace = '{SCHEMA}'::regnamespace AND NOT has_function_privilege(oid, 'EXECUTE')
 ORDER BY 1
 """
+"""The rights that a server needs and the role of the connection lacks."""
 
 _MOST_NAMED: Final = 5
 
@@ -104,13 +107,20 @@ async def check_schema(link: PostgresLink, where: str) -> None:
 
 async def check_rights(link: PostgresLink, where: str) -> None:
     """Raise `StoreReadOnly`, with what to grant, unless the role of this connection may do everything that a server does."""
-    missing = [str(right) for (right,) in await link.run(_MISSING_RIGHTS)]
-    if missing:
-        more = f" and {len(missing) - _MOST_NAMED} more" if len(missing) > _MOST_NAMED else ""
-        raise StoreReadOnly(
-            f"the role of the address lacks rights in the database {where}: {', '.join(missing[:_MOST_NAMED])}{more}; use the role that ran"
-            f" `hermes-trio store init`, or GRANT them on all tables and functions of the schema {SCHEMA}"
-        )
+    told = lacking([str(right) for (right,) in await link.run(MISSING_RIGHTS)], where)
+    if told:
+        raise StoreReadOnly(told)
+
+
+def lacking(missing: Sequence[str], where: str) -> str:
+    """Return what to do about the rights that `MISSING_RIGHTS` has found; empty if there are none."""
+    if not missing:
+        return ""
+    more = f" and {len(missing) - _MOST_NAMED} more" if len(missing) > _MOST_NAMED else ""
+    return (
+        f"the role of the address lacks rights in the database {where}: {', '.join(missing[:_MOST_NAMED])}{more}; use the role that ran"
+        f" `hermes-trio store init`, or GRANT them on all tables and functions of the schema {SCHEMA}"
+    )
 
 
 def check_found(found: int, where: str) -> None:
