@@ -206,6 +206,32 @@ async def test_open_streams_end_with_the_key_that_reads_them(how: str, fast_path
         assert (await gateway.http.get(f"/v1/runs/{run_id}")).json()["status"] == "running"
 
 
+async def test_a_completion_under_way_goes_on_when_its_key_is_revoked(fast_path: bool) -> None:
+    """The turn was allowed when it began: its stream has the whole answer, and the next request is refused."""
+    begun, may_end = trio.Event(), trio.Event()
+
+    async def answer_later(turn: Turn) -> str:
+        begun.set()
+        await may_end.wait()
+        return "the whole answer"
+
+    async with open_gateway(answer_later, fast_path=fast_path) as gateway:
+        store = gateway.core.store
+        row, secret = await store.create_api_key("short", scopes=("chat",), tenant="t")
+        headers = {"Authorization": f"Bearer {secret}"}
+        body = {"messages": [{"role": "user", "content": "x"}], "stream": True}
+        with trio.fail_after(10):
+            async with gateway.events("/v1/chat/completions", method="POST", json=body, headers=headers) as events:
+                await begun.wait()
+                assert await store.revoke_api_key(row.id)
+                refused = await gateway.http.post("/v1/chat/completions", json=body, headers=headers)
+                assert refused.status_code == 401
+                may_end.set()
+                told = [event.data for event in await events.all()]
+        assert told[-1] == "[DONE]"
+        assert "the whole answer" in str(told)
+
+
 async def test_a_stream_that_is_read_with_x_api_key_is_not_taken_for_one_of_a_browser(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
