@@ -12,7 +12,6 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from copy import copy
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
@@ -86,6 +85,10 @@ class SessionContext(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     key_id: str = ""
     """The id of the API key of the request; empty for work without a key. Never passed to a child process."""
 
+    if TYPE_CHECKING:
+
+        def __copy__(self) -> SessionContext: ...  # msgspec's stubs do not name it
+
     def __post_init__(self) -> None:
         # A context is made for each turn, so all fields are checked together first: if they pass, each of them does.
         try:
@@ -100,7 +103,7 @@ class SessionContext(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     def with_own_key(self) -> SessionContext:
         """Return this context with its session id as its session key. Nothing is checked again: the id has been."""
-        keyed = copy(self)
+        keyed = self.__copy__()
         msgspec.structs.force_setattr(keyed, "session_key", self.session_id)
         return keyed
 
