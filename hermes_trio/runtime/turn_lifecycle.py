@@ -185,9 +185,9 @@ async def _stop_orphans(core: RuntimeCore, session_id: str) -> None:
             await core.supervisor.stop_here(session_id, Cause(CancelCause.SESSION_ENDED, "the child has ended"))
 
 
-def _has_session(turn: Turn) -> bool:
-    """Return whether a turn has its session: it has the lock of this node, and does not wait for a turn of another node."""
-    return turn.locked and not turn.elsewhere
+def _waited(turn: Turn) -> bool:
+    """Return whether a turn waits for its session: for the lock of this node, or for a turn of another node."""
+    return (turn.elsewhere or not turn.locked) and bool(turn.context.session_id)
 
 
 def holds_session(turn: Turn) -> bool:
@@ -275,7 +275,6 @@ def _outcome_of(
         calls=said.calls,
         reasoning=said.reasoning,
         messages=said.messages or _default_messages(turn, said.text, reason),
-        exception=failure,
         seconds=seconds,
     )
     return outcome if complete else _judge_cut_short(turn, outcome, failure, outside)
@@ -301,7 +300,9 @@ def _judge_cut_short(
         else:
             error, code = f"the agent failed with {type(failure).__name__}; the log has the details", "agent_error"
             logger.error("turn %s failed", turn.id, exc_info=failure)
-    return msgspec.structs.replace(outcome, state=state, error=error, error_code=code, cause=cause, partial=partial)
+    return msgspec.structs.replace(
+        outcome, state=state, error=error, error_code=code, cause=cause, partial=partial, exception=failure
+    )
 
 
 def _default_messages(turn: Turn, text: str, finish_reason: str) -> tuple[Message, ...]:
@@ -327,7 +328,7 @@ async def _commit(core: RuntimeCore, turn: Turn, start: TurnStart, outcome: Outc
         finish = TurnFinish(
             start=start,
             state=outcome.state,
-            messages=outcome.messages if _has_session(turn) or not outcome.session_id else (),
+            messages=outcome.messages,
             usage=outcome.usage,
             text=outcome.text,
             error=outcome.error,
@@ -338,11 +339,12 @@ async def _commit(core: RuntimeCore, turn: Turn, start: TurnStart, outcome: Outc
             end_session=spec.one_shot,
             branched=turn.root.branched and spec.source != SUBAGENT,
             root_id=turn.root.id,
-            waited=not _has_session(turn) and bool(outcome.session_id),
             also=() if hooks.also is None else tuple(hooks.also(turn, outcome)),
             # Last: it takes the waiting events from the event writer, which would be lost if a hook failed after it.
             events=core.journal.terminal(turn, outcome) if turn.origin.run is not None else _NO_EVENTS,
         )
+        if _waited(turn):
+            finish = msgspec.structs.replace(finish, messages=(), waited=True)
     except Exception as error:
         logger.exception("could not compose the end of turn %s; only its state and error are written", turn.id)
         outcome = _unstored(outcome, error)
@@ -389,7 +391,7 @@ def _reduced(core: RuntimeCore, turn: Turn, start: TurnStart, outcome: Outcome, 
         # A child's session ends with the child; any other stays open until its pending completions are delivered.
         branched=turn.root.branched and spec.source != SUBAGENT,
         root_id=turn.root.id,
-        waited=not _has_session(turn) and bool(outcome.session_id),
+        waited=_waited(turn),
     )
 
 
