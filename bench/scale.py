@@ -376,7 +376,7 @@ def main() -> int:
         print("No older checkout is compared; name one with ARGS='--before DIR'", flush=True)
     with postgres_server() as server:
         store = measure_store(server, 2 if quick else 6, 4 if quick else 10, 2.0 if quick else 4.0)
-    served = measure_served(1 if quick else 10, 1 if quick else 2, args.before)
+    served = measure_served(1 if quick else 16, 1 if quick else 2, args.before)
     for kind, samples in served.items():
         title = "Turns that take no time" if kind == "instant" else f"Turns of {WAIT:g} s"
         _table(report, f"{title}, {CLIENTS} clients", samples)

@@ -69,4 +69,4 @@ class FakeCallHandler:
         return await self.calls.nth(count, fits, wanted=f"of {method}", timeout=seconds)
 
     def _record(self, method: str, params: Mapping[str, Any], status: int, error: str | None) -> None:
-        self.calls.append(RecordedCall(len(self.calls), method, dict(params), status, error))
+        self.calls.append(RecordedCall(len(self.calls), method, dict(params), status, error, trio.current_time()))

@@ -33,7 +33,7 @@ class RecordedCall:
     """One call of the platform's API, as it was answered.
 
     `method` is the documented name (`sendMessage`, `create_message`, `chat.postMessage`). `status` is the HTTP status,
-    or 0 if the connection was dropped instead of answered. `error` is the platform's error text.
+    or 0 if the connection was dropped instead of answered. `error` is the platform's error text. `at` is Trio's time of the answer.
     """
 
     number: int
@@ -41,6 +41,7 @@ class RecordedCall:
     params: Mapping[str, Any]
     status: int
     error: str | None = None
+    at: float = 0.0
 
 
 @final

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from .platform import FIRST_PERSON, GROUP_CHAT
+from .program import METHODS
 from .script import marks
 
 if TYPE_CHECKING:
+    from .trace import Moment
     from .world import World
 
 __all__ = [
@@ -22,14 +24,20 @@ __all__ = [
     "commands_were_allowed",
     "conversations_are_remembered",
     "endings_have_causes",
+    "failed_sends_pause",
     "handled_work_is_answered",
     "new_conversations_are_new",
     "notices_are_about_their_jobs",
+    "notices_are_told_once",
+    "old_work_is_over",
     "slots_are_accounted_for",
 ]
 
 SLOT_SECONDS: Final = 180.0
 """The seconds between two slots of the schedule of `WorldSettings.cron`."""
+
+RETRY_SECONDS: Final = 1.9
+"""The least seconds between two attempts to send a reply; the pause of the default settings is two."""
 
 _FOR_GOOD: Final = ("forbidden", "outcome unknown")
 """The beginnings of the errors with which a reply may be given up: the platform refuses it for good, or probably has it."""
@@ -181,22 +189,18 @@ def conversations_are_remembered(world: World) -> Iterator[str]:
             before |= marks(content)
 
 
-def new_conversations_are_new(world: World) -> Iterator[str]:
-    """Yield the conversations that go on after a person was told that a new one begins. Judged are direct chats with a single `/new`."""
+def _renewed(world: World) -> Iterator[tuple[Moment, set[str], set[str], Mapping[str, float]]]:
+    """Yield the conversations of direct chats that a single `/new` ended: the reply, the marks of the turns that had begun before the command, those
+    of the messages that came after the reply, and when each turn began."""
     written: dict[int, list[float]] = defaultdict(list)
     for step in world.program.steps:
         if step.kind == "command" and step.words == "/new":
             written[step.who].append(step.at)
-    sessions: dict[str, set[str]] = defaultdict(set)
-    for session, content in world.rows(
-        "SELECT s.id, m.content FROM messages m JOIN sessions s ON s.n = m.session WHERE m.role = 'user'"
-    ):
-        sessions[session] |= marks(content.partition(" ")[0])
     began = {one: moment.at for moment in reversed(world.trace.of("model")) for one in marks(moment.text)}
     for person, times in written.items():
         chat = f"{FIRST_PERSON + person}: "
         told = [
-            one.at
+            one
             for one in world.trace.of("chat")
             if one.text.startswith(chat) and "A new conversation begins." in one.text
         ]
@@ -207,11 +211,69 @@ def new_conversations_are_new(world: World) -> Iterator[str]:
             for step in world.program.steps
             if step.kind == "write" and step.who == person and "group=" not in step.words
         ]
-        old = {f"m{step.number}" for step in mine if began.get(f"m{step.number}", told[0]) < times[0]}
-        new = {f"m{step.number}" for step in mine if step.at > told[0]}
+        old = {f"m{step.number}" for step in mine if began.get(f"m{step.number}", told[0].at) < times[0]}
+        new = {f"m{step.number}" for step in mine if step.at > told[0].at}
+        yield told[0], old, new, began
+
+
+def new_conversations_are_new(world: World) -> Iterator[str]:
+    """Yield the conversations that go on after a person was told that a new one begins."""
+    sessions: dict[str, set[str]] = defaultdict(set)
+    for session, content in world.rows(
+        "SELECT s.id, m.content FROM messages m JOIN sessions s ON s.n = m.session WHERE m.role = 'user'"
+    ):
+        sessions[session] |= marks(content.partition(" ")[0])
+    for _, old, new, _ in _renewed(world):
         for session, said in sessions.items():
             if said & old and said & new:
                 yield f"session {session} goes on with {sorted(said & new)} after the person of {sorted(said & old)} began a new one"
+
+
+def old_work_is_over(world: World) -> Iterator[str]:
+    """Yield the processes of a conversation that run on after its person was told that a new one begins, unless a node ended meanwhile."""
+    ends = [one.at for one in world.trace if one.kind in _ENDS_OF_NODES]
+    for told, old, _, began in _renewed(world):
+        if "Not everything has stopped" in told.text:
+            continue
+        for moment in (*world.trace.of("process starts"), *world.trace.of("process ends")):
+            for mark in marks(moment.text) & old:
+                if moment.at > told.at + 1e-6 and not any(began[mark] <= at <= moment.at for at in ends):
+                    yield f"the person of {mark} was told at {told.at:.2f} s that a new conversation begins, and then: {moment}"
+
+
+def notices_are_told_once(world: World) -> Iterator[str]:
+    """Yield the notices that are in one message to the agent twice, or in more messages than there were ends of nodes."""
+    again = sum(one.kind in _ENDS_OF_NODES for one in world.trace)
+    for job_id, text, contents in world.rows(
+        "SELECT i.job_id, i.text, json_group_array(m.content) FROM inbox i JOIN sessions s ON s.session_key = i.session_key"
+        " JOIN messages m ON m.session = s.n AND m.role = 'user' AND instr(m.content, i.text) > 0"
+        " WHERE i.kind = 'notice' AND i.job_id <> '' GROUP BY i.id"
+    ):
+        told = [content.count(text) for content in msgspec.json.decode(contents)]
+        if max(told) > 1 or len(told) > 1 + again:
+            yield f"the notice of the job {job_id} was given to the agent {told} times"
+
+
+def failed_sends_pause(world: World) -> Iterator[str]:
+    """Yield the messages that were sent again sooner than `RETRY_SECONDS` after the platform had refused them, although no node ended meanwhile.
+
+    A message with a nonce may be repeated once at once: the platform recognises it.
+    """
+    ends = [one.at for one in world.trace if one.kind in _ENDS_OF_NODES or one.kind == "start"]
+    method = METHODS[world.chat.name][0]
+    refused: dict[str, float] = {}
+    repeated: set[str] = set()
+    for call in world.chat.fake.calls:
+        if call.method != method:
+            continue
+        what, at = repr(sorted(call.params.items())), call.at - world.started_at
+        last = refused.pop(what, None)
+        if last is not None and at - last < RETRY_SECONDS and not any(last <= one <= at for one in ends):
+            if "nonce" not in call.params or what in repeated:
+                yield f"{method} was refused at {last:.2f} s, and repeated after {at - last:.2f} s: {what[:120]}"
+            repeated.add(what)
+        if call.status in (0, 429) or call.status >= 500:
+            refused[what] = at
 
 
 def commands_were_allowed(world: World, owners: Mapping[str, str]) -> Iterator[str]:

@@ -118,6 +118,7 @@ def watched_work_is_told_once(world: World) -> Iterator[str]:
         if told not in ("delivered", "superseded", "abandoned", "dead") or (told == "abandoned" and not reason):
             yield f"the notice of the watched job {job_id} is {told} ({reason!r})"
     yield from conversations.notices_are_about_their_jobs(world)
+    yield from conversations.notices_are_told_once(world)
     yield from conversations.endings_have_causes(world)
     yield from world.left_behind
     plain: Counter[tuple[int, str]] = Counter()
@@ -283,6 +284,8 @@ def nothing_crosses(world: World) -> Iterator[str]:
         foreign = {mark for mark in found if owners.get(mark) not in (f"t{tenant}", f"web t{tenant}")}
         if foreign:
             yield f"t{tenant} asked for {asked} and was shown {sorted(foreign)}"
+        if f"tenant t{1 - tenant}".encode() in body:
+            yield f"t{tenant} asked for {asked} and was shown what another tenant has allowed"
     for chat in world.seen.chats:
         if marks(chat.answer) - {f"m{chat.number}"}:
             yield f"the completion of m{chat.number} mentions something else: {chat.answer!r}"
@@ -418,6 +421,7 @@ def what_was_stopped_is_over(world: World) -> Iterator[str]:
         elif life in drained and moment.kind in _ACTS:
             yield f"after the drain had said ok: {moment}"
     yield from _stopped_in_chats(world)
+    yield from conversations.old_work_is_over(world)
 
 
 _STOPPED: Final = "nothing of it runs any more"
@@ -585,6 +589,7 @@ def a_calm_world_settles(world: World) -> Iterator[str]:
 def limits_hold(world: World) -> Iterator[str]:
     """Check 9: the limits of turns, processes, wakes, model calls for a message, retries, and those that all nodes share are never exceeded."""
     yield from world.hot
+    yield from conversations.failed_sends_pause(world)
     for node in world.nodes:
         for kernel in node.kernels:
             if kernel.most > world.settings.processes:

@@ -38,6 +38,11 @@ PAGE_SECONDS: Final = 150.0
 READ_SECONDS: Final = 60.0
 """Seconds after which the last reader of a run gives up: its run should have settled before."""
 
+LISTS: Final = ("/v1/runs", "/api/sessions", "/api/search?q=done", "/v1/approvals?state=answered", "/v1/grants")
+"""What shows a tenant what it has. Each tenant reads all of it at the end of a world whose seed has the remainder `LISTED` by four."""
+
+LISTED: Final = 1
+
 FLOOD_SECONDS: Final = 2.0
 """Seconds between two requests of a flooding client, and the time limit of each."""
 
@@ -209,10 +214,21 @@ class People:
             page.history = None if answer is None else answer.json
         world.seen.confirmed = world.chat.confirmed([text for _, text in self.said])
         world.seen.said = list(self.said)
+        if self._seed % 4 == LISTED:
+            await self._list_everything()
         if self._seed % 8:  # the report imports modules and takes longer than any other request
             return
         health = await self._ask("GET", "/health/detailed", ADMIN_KEY)
         world.seen.health = None if health is None else health.json
+
+    async def _list_everything(self) -> None:
+        """Let each tenant list and search everything that it may see; invariant 3 reads the responses."""
+        world = self._world
+        for tenant, key in enumerate(world.keys):
+            for path in LISTS:
+                answer = await self._ask("GET", path, key)
+                if answer is not None and answer.status == 200:
+                    world.seen.answers.append((tenant, f"GET {path}", answer.body))
 
     # -- the chat platform ---------------------------------------------------------------------------------------------------------
 

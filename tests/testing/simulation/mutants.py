@@ -26,7 +26,7 @@ from hermes_trio.runtime.event_writer import EventWriter
 from hermes_trio.runtime.interface import Inbox
 from hermes_trio.runtime.lane import Lanes
 from hermes_trio.runtime.outcome import CancelCause, Cause
-from hermes_trio.runtime.ports import JobFinish, NewMessage, TurnFinish
+from hermes_trio.runtime.ports import InboxKind, JobFinish, NewMessage, TurnFinish
 from hermes_trio.runtime.run import Run
 from hermes_trio.runtime.stateless import StatelessEntry
 from hermes_trio.runtime.stop_receipt import StopReceipt, stop_each
@@ -247,6 +247,55 @@ def _skips_slots(real: Any) -> Any:
     return next_after
 
 
+def _shows_all_tenants(real: Any) -> Any:
+    """A list or a search of every tenant."""
+
+    async def shown(self: Any, which: Any = None, *more: Any, **named: Any) -> Any:
+        everybody = which if which is None else msgspec.structs.replace(which, tenant=None)
+        return await real(self, *(() if everybody is None else (everybody,)), *more, **named)
+
+    return shown
+
+
+def _shows_all_approvals(real: Any) -> Any:
+    async def list_approvals(self: Any, **named: Any) -> Any:
+        return await real(self, **{**named, "tenant": None})
+
+    return list_approvals
+
+
+def _shows_all_grants(real: Any) -> Any:
+    async def list_grants(self: Any, *, scope: str | None = None) -> Any:
+        return await real(self)
+
+    return list_grants
+
+
+def _spares_jobs(real: Any) -> Any:
+    async def stop_session(self: Supervisor, session_id: str, cause: Cause) -> list[StopReceipt]:
+        await trio.lowlevel.checkpoint()
+        return []
+
+    return stop_session
+
+
+def _tells_twice(real: Any) -> Any:
+    """A notice that starts a turn is in its message twice."""
+
+    def prepare(self: ChatInterface, rows: Any) -> Any:
+        twice = (rows[0], *rows) if rows[0].kind is InboxKind.NOTICE else rows
+        return real(self, twice)
+
+    return prepare
+
+
+def _repeats_at_once(real: Any) -> Any:
+    def delay(self: Any, row: Any, result: Any) -> float | None:
+        return None if real(self, row, result) is None else 0.01
+
+    return delay
+
+
 MUTANTS: dict[str, tuple[str, tuple[Patch, ...]]] = {
     "a job's end without its notice": ("1 watched", ((SqliteStore, "finish_job", _forgets_the_notice),)),
     "a repeated reply without its label": ("1 watched", ((Senders, "_try_forms", _sends_without_label),)),
@@ -272,6 +321,14 @@ MUTANTS: dict[str, tuple[str, tuple[Patch, ...]]] = {
     "silence that counts as consent": ("3 isolation", ((agent_approvals, "_answer", _takes_silence_for_consent),)),
     "a run that every tenant may stop": ("3 isolation", ((api_runs, "find_run", _lets_others_act),)),
     "a slot of cron that is skipped": ("2 acknowledged", ((cron, "next_after", _skips_slots),)),
+    "runs of all tenants in a list": ("3 isolation", ((SqliteStore, "list_runs", _shows_all_tenants),)),
+    "sessions of all tenants in a list": ("3 isolation", ((SqliteStore, "list_sessions", _shows_all_tenants),)),
+    "words of all tenants in a search": ("3 isolation", ((SqliteStore, "search_messages", _shows_all_tenants),)),
+    "approvals of all tenants in a list": ("3 isolation", ((SqliteStore, "list_approvals", _shows_all_approvals),)),
+    "grants of all tenants in a list": ("3 isolation", ((SqliteStore, "list_grants", _shows_all_grants),)),
+    "a /new that spares the old processes": ("7 stops", ((Supervisor, "stop_session", _spares_jobs),)),
+    "a notice that is told twice in one message": ("1 watched", ((ChatInterface, "prepare", _tells_twice),)),
+    "a reply that is repeated without a pause": ("9 limits", ((Senders, "_delay", _repeats_at_once),)),
     "turns beyond the limit": (
         "9 limits",
         ((Admission, "admit", _admits_everybody), (Admission, "check", _lets_everybody_in)),

@@ -48,12 +48,12 @@ def test_a_thousand_worlds_keep_every_promise() -> None:
     assert report.failures == {}
 
 
-BY_PROGRAM = "a /stop in a chat that says ok and does nothing"
-"""Few worlds have a single /stop beside a turn that goes on: `test_platforms` convicts it by a program, on each platform."""
+BY_PROGRAM = ("a /stop in a chat that says ok and does nothing", "grants of all tenants in a list")
+"""Few worlds have a single /stop beside a turn that goes on, or something that a tenant has allowed for good: `test_platforms` convicts them by programs."""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in MUTANTS if name != BY_PROGRAM])
+@pytest.mark.parametrize("name", [name for name in MUTANTS if name not in BY_PROGRAM])
 def test_every_deliberate_defect_is_convicted_within_five_hundred_seeds(name: str) -> None:
     """By the invariant that it breaks."""
     invariant, patches = MUTANTS[name]

@@ -6,6 +6,7 @@ import attrs
 import pytest
 
 from hermes_trio.testing.simulation import PLATFORMS, Program, Step, WorldSettings, make_program, run_program
+from hermes_trio.testing.simulation.people import LISTED
 
 from .mutants import MUTANTS, patched
 
@@ -142,3 +143,13 @@ def test_a_broken_promise_is_convicted_in_a_conversation_that_began_with_a_comma
     _, patches = MUTANTS["a /stop in a chat that says ok and does nothing"]
     with patched(*patches):
         assert run_program(program, SETTINGS).invariants == {"7 stops"}
+
+
+def test_a_list_that_shows_what_another_tenant_has_allowed_is_convicted() -> None:
+    """At the end of every fourth world, each tenant lists what it has."""
+    program = Program(LISTED + 4, 60, (Step(5.0, "run", 0, 1, "rm approve=always"),))
+    result = run_program(program, SETTINGS)
+    assert result.violations == (), result.story()
+    _, patches = MUTANTS["grants of all tenants in a list"]
+    with patched(*patches):
+        assert run_program(program, SETTINGS).invariants == {"3 isolation"}
