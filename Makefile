@@ -142,6 +142,10 @@ bench-store: $(VENV)/.installed-dev ## Durable commits, the cost of a turn's wri
 bench-compare: $(VENV)/.installed-dev ## CPU of a turn and of a request here against another checkout: BEFORE=path, 20 rounds (ROUNDS=…)
 	@$(PY) bench/compare.py $(BEFORE)
 
+.PHONY: bench-instructions
+bench-instructions: $(VENV)/.installed-dev ## Instructions of a turn and of a request here, and in another checkout: BEFORE=path (needs valgrind)
+	@$(PY) -m bench.instructions $(BEFORE)
+
 bench-stop: $(VENV)/.installed-dev ## How long a stop with children and processes takes
 	@$(PY) -m bench.stop $(QUICKFLAG) $(ARGS)
 

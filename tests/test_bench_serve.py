@@ -1,11 +1,14 @@
 """The parts of the server benchmarks that can be wrong without anybody noticing: the load generator, the probes and the proof of a soak."""
 
+import sys
 from pathlib import Path
+from subprocess import PIPE, Popen
 
 import apsw
+import pytest
 import trio
 
-from bench import soak
+from bench import instructions, soak
 from bench.http_isolation import Crossings, look_for_crossings
 from bench.load import CHAT_BODY, generate, request_bytes
 from bench.product_server import port_of, serving
@@ -65,3 +68,23 @@ def test_every_function_of_a_profile_has_a_part():
     assert part_of("/x/hermes_trio/http/api/chat.py", "_read").startswith("front end")
     assert part_of("/x/site-packages/trio/_core/_run.py", "x").startswith("Trio")
     assert part_of("~", "<method 'execute' of 'apsw.Connection' objects>") == "SQLite"
+
+
+def test_instructions_without_valgrind_say_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """The benchmark starts nothing and names the package."""
+    monkeypatch.setenv("PATH", "")
+    assert instructions.main() == 1
+    assert "apt install valgrind" in capsys.readouterr().out
+
+
+def test_a_program_that_fails_has_no_count():
+    """A process that ends badly, or says nothing of its instructions, ends the benchmark with what it said."""
+    program = "import sys; print('==1== Collected : 12', file=sys.stderr); sys.exit({code})"
+    good, bad = (
+        Popen([sys.executable, "-c", program.format(code=code)], stdout=PIPE, stderr=PIPE, text=True) for code in (0, 3)
+    )
+    assert instructions._counted(good) == 12
+    with pytest.raises(SystemExit, match="ended with 3"):
+        instructions._counted(bad)
