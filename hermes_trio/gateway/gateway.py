@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from hashlib import blake2b, sha256
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, cast
 
@@ -38,10 +38,9 @@ from hermes_trio.tools.settings import ToolSettings
 from hermes_trio.tools.toolbox import NAMES, CommandReview, Toolbox, open_toolbox
 from hermes_trio.tracing.stage import configured_tracing
 
-__all__ = ["Gateway", "build_agent", "open_gateway"]
+from .fingerprint import configuration_fingerprint
 
-SHARED_SECTIONS = ("agent", "approvals", "limits", "mcp", "models", "plugins", "retention", "tools")
-"""The sections of the configuration that all nodes of a store should have in common."""
+__all__ = ["Gateway", "build_agent", "open_gateway"]
 
 
 class Gateway(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,14 +72,6 @@ def build_agent(config: Config, routes: ModelRoutes, store: Store, toolbox: Tool
 def agent_settings(config: Config) -> AgentSettings:
     """Read `[agent]` of the configuration. Raises `SettingsError` for a wrong key."""
     return read_settings(config.agent, AgentSettings, "agent")
-
-
-def fingerprint_of(config: Config, secret: bytes) -> str:
-    """Return a fingerprint that differs between nodes with different configurations and reveals nothing else. Settings of one host or process are
-    left out.
-    """
-    shown = msgspec.to_builtins({name: getattr(config, name) for name in SHARED_SECTIONS})
-    return blake2b(msgspec.json.encode(shown, order="deterministic"), key=secret, digest_size=8).hexdigest()
 
 
 @asynccontextmanager
@@ -121,7 +112,7 @@ async def open_gateway(
     @asynccontextmanager
     async def assemble(runtime: Runtime) -> AsyncIterator[None]:
         store = cast("Store", runtime.store)
-        runtime.membership.configuration = fingerprint_of(config, store.secret)
+        runtime.membership.configuration = configuration_fingerprint(config, store.secret)
         broker = Approvals(store, seconds=approval_settings.timeout)
         brokers.append(broker)
         async with (
