@@ -168,7 +168,7 @@ class Keyring:
         known = self._known.get(digest)
         if known is None or now - known[1] > REMEMBERED_SECONDS:
             row = await self._store.find_api_key(token.decode("utf-8", "surrogateescape"))
-            if row is None:
+            if row is None or row.id in self._revoked:  # also while it was read
                 self._known.pop(digest, None)
                 raise self._refuse(request, "an unknown key", token)
             if len(self._known) >= MOST_REMEMBERED:
@@ -185,12 +185,12 @@ class Keyring:
         if hmac.compare_digest(sha256(secret.encode("utf-8", "surrogateescape")).digest(), self._admin_digest):
             return ADMIN
         row = await self._store.find_api_key(secret) if secret else None
-        return None if row is None else _caller(row)
+        return None if row is None or row.id in self._revoked else _caller(row)
 
     async def find_by_id(self, key_id: str) -> Principal | None:
         """Return the holder of the key with this id, or None if the key is unknown, expired or revoked."""
         for row in await self._store.list_api_keys():
-            if row.id == key_id and (row.expires_at is None or row.expires_at > self.now()):
+            if row.id == key_id not in self._revoked and (row.expires_at is None or row.expires_at > self.now()):
                 return _caller(row)
         return None
 
@@ -212,12 +212,15 @@ class Keyring:
             if not open_streams:
                 self._streams.pop(caller.key_id, None)
 
-    def forget(self, key_id: str) -> None:
-        """Drop a revoked key from the cache, and cancel the streams that it reads."""
+    def forget(self, key_id: str) -> bool:
+        """Drop a revoked key from the cache, and cancel the streams that it reads. Return False if this was done before."""
+        if key_id in self._revoked:
+            return False
         self._known = {digest: known for digest, known in self._known.items() if known[0].key_id != key_id}
         self._revoked.add(key_id)
         for scope in self._streams.get(key_id, ()):
             scope.cancel()
+        return True
 
     def _refuse(self, request: Request, why: str, token: bytes = b"") -> ApiError:
         left_out = self._refusals.admit(trio.current_time())

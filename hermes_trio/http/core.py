@@ -247,8 +247,8 @@ class ApiCore:
 
     def _forget_key(self, key_id: str) -> None:
         """Drop a key that was revoked, here or on another node, from the cache."""
-        self.keyring.forget(key_id)
-        self.signin.forget(key_id)
+        if self.keyring.forget(key_id):
+            self.signin.forget(key_id)
 
     def check_intake(self) -> None:
         """Raise if new work is refused. Reads are answered anyway."""

@@ -11,9 +11,12 @@ from __future__ import annotations
 import random
 import re
 import signal
+import statistics
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx2
 import pytest
 import trio
 
@@ -22,7 +25,7 @@ from hermes_trio.store.postgres.link import open_link
 from hermes_trio.store.postgres.schema import migrate_schema
 from tests.postgres_server import PostgresServer, postgres_server
 
-from .cluster import LEASE, ChaosNode, Cluster
+from .cluster import BESIDE_OTHERS, HEADERS, LEASE, ChaosNode, Cluster
 from .load import CLIENTS
 from .scenario import Scenario, chaos, must_hold
 
@@ -335,6 +338,44 @@ async def test_all_notifications_are_lost(postgres: PostgresServer, tmp_path: Pa
     deaf = ({"CHAOS_LOSE_NOTIFICATIONS": "1"},) * 3
     async with chaos(postgres, tmp_path, "all notifications lost", environments=deaf) as scenario:
         await trio.sleep(8)
+    await must_hold(scenario)
+
+
+REVOKED_SECONDS = 1.0
+"""Seconds after the answer to a revocation within which every node refuses the key, on a machine that starves no node."""
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["notified", "notifications-lost"])
+async def test_a_revoked_key_is_refused_everywhere_within_a_second(
+    postgres: PostgresServer, tmp_path: Path, lost: bool
+) -> None:
+    """A key that every node has just accepted, and keeps in memory, is revoked on one of them, with and without notifications."""
+    environments = ({"CHAOS_LOSE_NOTIFICATIONS": "1"} if lost else {},) * 3
+    name = "keys revoked, " + ("all notifications lost" if lost else "with notifications")
+    async with chaos(postgres, tmp_path, name, environments=environments, clients=NOBODY) as scenario:
+        nodes = scenario.cluster.nodes
+        took: list[float] = []
+        async with httpx2.AsyncClient(timeout=60, trust_env=False, verify=False) as http:
+            for turn in range(20):
+                home = nodes[turn % 3].address
+                made = (await http.post(f"{home}/admin/keys", json={"name": "guest"}, headers=HEADERS)).json()
+                guest = {"Authorization": f"Bearer {made['key']}"}
+                for node in nodes:
+                    assert (await http.get(f"{node.address}/v1/models", headers=guest)).status_code == 200
+                await trio.sleep(random.uniform(0, 1))
+                answer = await http.delete(f"{home}/admin/keys/{made['id']}", headers=HEADERS)
+                assert answer.status_code < 300, answer.text
+                began = trio.current_time()
+                since = time.monotonic()
+                for node in nodes:
+                    while (await http.get(f"{node.address}/v1/models", headers=guest)).status_code == 200:  # noqa: ASYNC110
+                        await trio.sleep(0.01)
+                    until = time.monotonic()
+                    took.append(trio.current_time() - began - node.late(since, until))
+        scenario.notes["s at most until a revoked key was refused everywhere"] = f"{max(took):.3f}"
+        scenario.notes["s in the median"] = f"{statistics.median(took):.3f}"
+        if not BESIDE_OTHERS:
+            assert max(took) < REVOKED_SECONDS, took
     await must_hold(scenario)
 
 

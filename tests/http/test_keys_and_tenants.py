@@ -163,6 +163,36 @@ async def test_keys_are_made_listed_and_revoked_by_the_admin() -> None:
         assert (await gateway.chat(headers=headers)).status_code == 401
 
 
+@pytest.mark.one_node
+async def test_a_key_that_is_revoked_while_it_is_looked_up_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store's answer may be older than the signal of the revocation that arrives before it."""
+    async with open_gateway() as gateway:
+        store = gateway.core.store
+        row, secret = await store.create_api_key("short", scopes=("chat",))
+        find, list_all = store.find_api_key, store.list_api_keys
+
+        async def find_late(secret: str) -> object:
+            found = await find(secret)
+            await store.revoke_api_key(row.id)
+            return found
+
+        async def list_late() -> object:
+            found = await list_all()
+            await store.revoke_api_key(row.id)
+            return found
+
+        with monkeypatch.context() as patched:
+            patched.setattr(store, "find_api_key", find_late)
+            patched.setattr(store, "list_api_keys", list_late)
+            headers = {"Authorization": f"Bearer {secret}"}
+            for _ in range(2):
+                assert (await gateway.http.get("/v1/models", headers=headers)).status_code == 401
+            row, secret = await store.create_api_key("short", scopes=("chat",))
+            assert await gateway.core.keyring.find(secret) is None
+            row, secret = await store.create_api_key("short", scopes=("chat",))
+            assert await gateway.core.keyring.find_by_id(row.id) is None
+
+
 async def patient(turn: Turn) -> str:
     """Waits to be stopped."""
     await trio.sleep_forever()

@@ -24,7 +24,7 @@ pytest.importorskip("psycopg", reason="the extra `postgres` is not installed")
 
 from hermes_trio.runtime.errors import Fenced, RuntimeProblem, SessionHeld
 from hermes_trio.runtime.outcome import RunStatus
-from hermes_trio.runtime.ports import LEASE_TOPIC, RUN_TOPIC, SESSION_TOPIC, EventRow, Message, inbox_topic
+from hermes_trio.runtime.ports import KEY_TOPIC, LEASE_TOPIC, RUN_TOPIC, SESSION_TOPIC, EventRow, Message, inbox_topic
 from hermes_trio.store import NewSession, Store, StoreError
 from hermes_trio.store.errors import AlreadyStarted, ForeignSession, StoreUnavailable
 from hermes_trio.store.postgres import reads
@@ -36,7 +36,7 @@ from hermes_trio.store.postgres.errors import without_secrets
 from hermes_trio.store.postgres.lexemes import text_query, text_words
 from hermes_trio.store.postgres.locks import lock_numbers
 from hermes_trio.store.postgres.reconnecting_link import ReconnectingLink
-from hermes_trio.store.postgres.signal_listener import SignalListener
+from hermes_trio.store.postgres.signal_listener import GRACE_SECONDS, POLL_SECONDS, SignalListener
 from hermes_trio.store.postgres.store import open_postgres
 from hermes_trio.store.sqlite import sessions
 from hermes_trio.store.sqlite.files import connect
@@ -191,6 +191,27 @@ async def test_what_was_not_notified_is_found_by_looking(postgres_url: str, monk
             assert number is not None
             await two.take_inbox("telegram", KEY)
             await two.acknowledge([number])
+
+
+@pytest.mark.slow
+async def test_a_revoked_key_is_announced_by_the_first_look_that_finds_it(postgres_url: str) -> None:
+    """Other rows may be announced by the second. A look is at most `POLL_SECONDS`, and what it takes, after the last one."""
+    assert POLL_SECONDS + GRACE_SECONDS < 0.95
+    async with (
+        open_postgres(postgres_url, maintenance=False) as one,
+        open_postgres(postgres_url, maintenance=False, poll_seconds=3600) as two,
+    ):
+        link = two.listener._line.up
+        assert link is not None
+        link.on_notification = lambda _: None  # lost
+        told: list[str] = []
+        with two.subscribe(KEY_TOPIC, told.append):
+            await two.listener.look(link)
+            row, _ = await one.create_api_key("guest")
+            assert await one.revoke_api_key(row.id)
+            assert told == []
+            await two.listener.look(link)
+            assert told == [row.id]
 
 
 async def test_a_turn_that_has_begun_waits_for_a_database_that_is_away(

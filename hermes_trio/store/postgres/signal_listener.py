@@ -2,8 +2,9 @@
 
 A unit's signals are sent after its commit, in a statement of their own, so that no commit waits for the queue of notifications. Notifications are lost
 while a connection is down, and a node may die before it sends them: subscribers are also called for rows that a poll finds, after every LISTEN and
-every `POLL_SECONDS`. A row that two polls in a row have found is announced, so what was announced in time is not announced again. A followed run that
-has come further is announced if no notification of it has arrived `GRACE_SECONDS` later: a poll may see a commit before its notification arrives.
+every `POLL_SECONDS`. A row that two polls in a row have found is announced, so what was announced in time is not announced again; a revoked key is announced
+by the first poll that finds it, because all nodes must refuse it within a second. A followed run that has come further is announced if no notification of it
+has arrived `GRACE_SECONDS` later: a poll may see a commit before its notification arrives.
 
 Every turn releases its session, and another node rarely waits for it: a waiting node announces that (`want`), and only then is the release
 sent. A node that released the session a moment before answers at once.
@@ -40,7 +41,8 @@ from .reconnecting_link import ReconnectingLink
 __all__ = ["POLL_SECONDS", "SignalListener"]
 
 CHANNEL: Final = "hermes_trio"
-POLL_SECONDS: Final = 1.0
+POLL_SECONDS: Final = 0.8
+"""With `GRACE_SECONDS` and the time of a poll less than a second: the time within which a revoked key is refused everywhere."""
 RETRY_SECONDS: Final = 0.1
 GRACE_SECONDS: Final = 0.1
 """How long a notification may take after its commit before a poll announces the run in its place."""
@@ -65,9 +67,10 @@ UNION ALL SELECT 'root', root FROM unnest($3::text[]) AS root
     AND NOT EXISTS (SELECT 1 FROM inbox WHERE root_id = root AND root_id <> '' AND settled_at IS NULL)
 UNION ALL SELECT 'lease', wanted FROM unnest($4::text[]) AS wanted
     WHERE NOT EXISTS (SELECT 1 FROM leases WHERE leases.name = wanted)
-UNION ALL SELECT 'key', id FROM api_keys WHERE revoked_at > $2 - 30
+UNION ALL SELECT 'key', id FROM api_keys WHERE revoked_at > $2 - 400
 """
-"""The rows that wait, the singletons that are waited for and that no node holds, and the keys that were revoked while this node may not have listened."""
+"""The rows that wait, the singletons that are waited for and that no node holds, and the keys that were revoked while this node may not have listened: for
+no longer than the longest lease."""
 
 _RUNS: Final = """
 SELECT run_id, status || ' ' || coalesce((SELECT max(number) FROM events e WHERE e.run_id = r.run_id), 0)
@@ -230,8 +233,9 @@ class SignalListener:
         arrives while this poll waits for it.
         """
         found = set(await self._rows(link))
-        both, self._seen = found & self._seen, found
-        self._signals.announce(both)
+        due = {signal for signal in found if signal in self._seen or signal[0] == KEY_TOPIC}
+        self._seen = found
+        self._signals.announce(due)
         followed = [key for topic, key in self._signals.wanted() if topic == RUN_TOPIC and key is not None]
         if followed:
             self._place = (self._place + 1) % -(-len(followed) // MOST_KEYS)

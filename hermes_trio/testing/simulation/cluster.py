@@ -242,7 +242,9 @@ class NodeSignals:
             sql = "SELECT DISTINCT platform FROM outbox WHERE settled_at IS NULL AND state = 'pending' AND next_at <= ?"
             found += [(OUTBOX_TOPIC, platform) for (platform,) in self._rows(sql, now)]
         if KEY_TOPIC in topics:
-            found += [(KEY_TOPIC, id) for (id,) in self._rows("SELECT id FROM api_keys WHERE revoked_at > ?", now - 30)]
+            found += [
+                (KEY_TOPIC, id) for (id,) in self._rows("SELECT id FROM api_keys WHERE revoked_at > ?", now - 400)
+            ]
         still = (
             "SELECT 1 FROM jobs WHERE root_id = ?1 AND ended_at IS NULL"
             " UNION ALL SELECT 1 FROM inbox WHERE root_id = ?1 AND root_id <> '' AND settled_at IS NULL"
