@@ -8,6 +8,7 @@ next start and the person is told so.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 import msgspec
@@ -27,6 +28,7 @@ from .command_text import ApprovalAnswer, Command, LiteralText, bare_answer, par
 from .commands import CommandContext, Commands, answered_text
 from .contract import Adapter, Disposition, Incoming, Received
 from .core import MessagingCore
+from .errors import single_failure
 from .platforms import Platform
 from .remote_lanes import NEWER_MESSAGE, has_children
 from .session_keys import SessionKeyError, Source, attributed_text, session_key
@@ -37,6 +39,14 @@ REMEMBERED: Final = 4096
 """The number of events of one platform that are remembered, so that a command is not executed twice. The store remembers messages."""
 
 ACK_SECONDS: Final = 30.0
+
+COMMAND_SECONDS: Final = 5.0
+"""Seconds that a command still has if its receiver is cancelled meanwhile: by a drain, or because the connection has failed."""
+
+CUT_SHORT: Final = (
+    "I am being restarted, and do not know how {prefix}{name} has ended. Ask for {prefix}status afterwards, and send it"
+    " again if it is still wanted."
+)
 
 
 class Inbound:
@@ -49,6 +59,7 @@ class Inbound:
         self._seen: dict[str, OrderedDict[str, None]] = {}
         self._open: dict[tuple[str, str], trio.Event] = {}
         self._acknowledged: OrderedDict[str, float] = OrderedDict()
+        self._unsaid: OrderedDict[tuple[str, str], str] = OrderedDict()
 
     async def receive(self, adapter: Adapter, incoming: Incoming) -> Received:
         """See `HubPort.receive`."""
@@ -126,9 +137,32 @@ class Inbound:
         caller = CommandContext(
             platform=platform.name, session_key=key, source=incoming.source, prefix=platform.adapter.command_prefix
         )
-        said = await self._commands.run(caller, command)
-        await self._say(incoming, said)
+        event = (platform.name, incoming.event_id)
+
+        async def execute() -> str:
+            # If the store has refused the reply, the platform or the adapter repeats the event. Only the reply is then tried again, because a second
+            # execution would find nothing to do, and say so.
+            said = self._unsaid.get(event, "") if incoming.event_id else ""
+            if not said:
+                said = await self._commands.run(caller, command)
+                self._unsaid[event] = said
+                while len(self._unsaid) > REMEMBERED:
+                    self._unsaid.popitem(last=False)
+            await self._reply(incoming, said)
+            return said
+
+        said = await _finish(execute)
+        if not said:
+            said = CUT_SHORT.format(prefix=caller.prefix, name=command.name)
+            await self._reply(incoming, said)
+        self._unsaid.pop(event, None)
         return Received(disposition=Disposition.COMMAND, session_key=key, text=said)
+
+    async def _reply(self, incoming: Incoming, text: str) -> None:
+        with self._messaging.committing() as bound:
+            await self._say(incoming, text)
+        if bound.cancelled_caught:
+            raise StoreBusy("the reply to a command could not be stored in time")
 
     async def _accept(self, platform: Platform, incoming: Incoming, key: str) -> Received:
         messaging, settings = self._messaging, platform.settings
@@ -222,6 +256,35 @@ class Inbound:
         while len(self._acknowledged) > REMEMBERED:
             self._acknowledged.popitem(last=False)
         return True
+
+
+async def _finish(work: Callable[[], Awaitable[str]]) -> str:
+    """Return the result of `work`, also if the caller is cancelled meanwhile: the work then has `COMMAND_SECONDS`. Empty if they were not enough.
+
+    The cancellation takes effect at the next checkpoint of the caller, which can store the result before.
+    """
+    said = ""
+    over = trio.Event()
+    scope = trio.CancelScope(shield=True)
+    with single_failure():
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_limit_when_cancelled, scope, over)
+            with scope:
+                said = await work()
+            with trio.CancelScope(shield=True):
+                # The other task ends first, so that the end of the nursery is no checkpoint that raises.
+                nursery.cancel_scope.cancel()
+                await over.wait()
+    return said
+
+
+async def _limit_when_cancelled(scope: trio.CancelScope, over: trio.Event) -> None:
+    try:
+        await trio.sleep_forever()
+    except trio.Cancelled:  # noqa: ASYNC103 - the caller's next checkpoint raises it again
+        scope.deadline = trio.current_time() + COMMAND_SECONDS
+    finally:
+        over.set()
 
 
 def pairing_text(platform: str, code: str) -> str:

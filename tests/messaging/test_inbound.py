@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 
 from hermes_trio import RuntimeSettings, Turn
 from hermes_trio.messaging.command_text import LiteralText
-from hermes_trio.messaging.contract import Button, Disposition, Incoming
+from hermes_trio.messaging.contract import Button, Disposition, Incoming, Received
 from hermes_trio.messaging.platforms import Platform
 from hermes_trio.messaging.session_keys import Source
 from hermes_trio.messaging.settings import PlatformSettings
@@ -358,6 +359,79 @@ async def test_stop_answers_with_the_receipt_and_leaves_what_is_queued() -> None
         await world.idle()
         assert "Nothing was running." in (await chat.say("/stop")).text
     assert "echo: then this" in chat.texts()
+
+
+def _hard_to_stop(seconds: float) -> Any:
+    """An agent step whose end takes some time."""
+
+    async def step(turn: Turn) -> str:
+        try:
+            await trio.sleep(1000)
+        finally:
+            with trio.CancelScope(shield=True):
+                await trio.sleep(seconds)
+        return ""
+
+    return step
+
+
+async def _say_and_cancel(chat: MemoryPlatform, text: str, after: float) -> list[Received]:
+    """Send a command whose receiver is cancelled while it is executed; return what the receiver got."""
+    got: list[Received] = []
+
+    async def receive() -> None:
+        got.append(await chat.say(text))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(receive)
+        await trio.sleep(after)
+        nursery.cancel_scope.cancel()
+    return got
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"), [("/stop", "nothing of it runs any more"), ("/new", "A new conversation begins.")]
+)
+async def test_a_command_is_answered_although_its_receiver_is_cancelled(command: str, expected: str) -> None:
+    """As a drain does it, between the effect and the reply. The receiver gets the result, so that it can confirm the event."""
+    chat = MemoryPlatform()
+    async with open_world(scripted(_hard_to_stop(3)), chat):
+        await chat.say("work")
+        await trio.sleep(1)
+        (received,) = await _say_and_cancel(chat, command, 1)
+        assert received.disposition is Disposition.COMMAND
+        await chat.wait_sent(1)
+    assert expected in chat.texts()[0]
+
+
+async def test_a_command_that_takes_too_long_when_its_receiver_is_cancelled_says_so() -> None:
+    """The wait is bounded, because a drain waits for it."""
+    chat = MemoryPlatform()
+    async with open_world(scripted(_hard_to_stop(25)), chat):
+        await chat.say("work")
+        await trio.sleep(1)
+        began = trio.current_time()
+        (received,) = await _say_and_cancel(chat, "/stop", 1)
+        assert trio.current_time() - began == pytest.approx(6)
+        await chat.wait_sent(1)
+    assert received.text == chat.texts()[0]
+    assert "do not know how /stop has ended" in received.text
+
+
+@pytest.mark.one_node
+async def test_a_command_whose_reply_could_not_be_stored_is_not_executed_again() -> None:
+    """The repetition of its event gets the receipt of the first execution."""
+    chat, faults = MemoryPlatform(), StoreFaults()
+    async with open_world(scripted(works(1000)), chat, faults=faults):
+        await chat.say("work")
+        await trio.sleep(1)
+        faults.fail("add_outbox", times=1)
+        with pytest.raises(StoreError):
+            await chat.say("/stop", event_id="e1")
+        assert "nothing of it runs any more" in (await chat.say("/stop", event_id="e1")).text
+        assert (await chat.say("/stop", event_id="e1")).disposition is Disposition.DUPLICATE
+        await chat.wait_sent(1)
+    assert "nothing of it runs any more" in chat.texts()[0]
 
 
 async def test_stop_all_stops_background_work_too() -> None:

@@ -48,6 +48,7 @@ APP_TOKEN_VARIABLE: Final = "SLACK_APP_TOKEN"
 SECRET_VARIABLE: Final = "SLACK_SIGNING_SECRET"
 MAX_BODY_BYTES: Final = 1_048_576
 READY_SECONDS: Final = 0.05
+ACKNOWLEDGE_SECONDS: Final = 1.0
 TELL_SECONDS: Final = 1.5
 """The time limit for messages beside a response: a request must be answered within three seconds."""
 
@@ -151,7 +152,9 @@ class SlackAdapter(Adapter):
         callback, pressed, command = envelope.event(), envelope.block_actions(), envelope.command()
         if callback is not None:
             await self._event(callback)
-            await envelope.acknowledge()
+            # It is stored, or executed: also if this task is cancelled, Slack need not deliver it again.
+            with trio.move_on_after(ACKNOWLEDGE_SECONDS, shield=True):
+                await envelope.acknowledge()
         elif pressed is not None:
             said = await self._clicked(pressed)
             await envelope.acknowledge()

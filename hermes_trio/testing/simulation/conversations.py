@@ -45,6 +45,8 @@ _FOR_GOOD: Final = ("forbidden", "outcome unknown")
 _ENDS_OF_NODES: Final = frozenset({"crash", "drain", "lease lost", "gone", "node fails"})
 """The kinds of trace entries that tell of the end of a node."""
 
+_SUDDEN_ENDS: Final = _ENDS_OF_NODES - {"drain"}
+
 _CAUSES: Final = _ENDS_OF_NODES | {"operator", "fault"}
 """The kinds of trace entries after which work may end otherwise than by itself."""
 
@@ -83,8 +85,8 @@ def handled_work_is_answered(world: World) -> Iterator[str]:
             world.chat.name,
         )
     }
-    if any(one.kind in _ENDS_OF_NODES and one.at <= world.program.seconds for one in world.trace):
-        return  # the answer to a command that a node handled while it ended is lost
+    if any(one.kind in _SUDDEN_ENDS and one.at <= world.program.seconds for one in world.trace):
+        return  # a node that ends suddenly while it executes a command may have confirmed it, and sends no answer
     commands = [step for step in world.program.steps if step.kind == "command"]
     for step in commands:
         # Only what is typed is confirmed, and by its text: what two people have typed is not judged.
