@@ -16,11 +16,13 @@ import msgspec
 import trio
 
 from hermes_trio.runtime.ends import End
+from hermes_trio.runtime.errors import OutcomeUnknown
 from hermes_trio.runtime.ports import APPROVAL_TOPIC
 from hermes_trio.runtime.tree import waiting
 from hermes_trio.runtime.turn import EventSink, Turn
+from hermes_trio.store.errors import StoreError
 from hermes_trio.store.ports import ApprovalStore
-from hermes_trio.store.records import ApprovalChoice, ApprovalRow, ApprovalState, NewApproval, tenant_grantee
+from hermes_trio.store.records import ApprovalChoice, ApprovalRow, ApprovalState, NewApproval, Page, tenant_grantee
 
 __all__ = ["ApprovalResult", "Approvals", "Question", "approval_scope", "grantee_of", "visible"]
 
@@ -37,6 +39,9 @@ MOST_PER_SCOPE: Final = 20
 
 MOST_PER_TENANT: Final = 200
 """How many questions of all runs of one tenant wait at a time on one node."""
+
+MOST_LISTED: Final = 1000
+"""The most questions of one scope that one call answers; several nodes may ask in it."""
 
 NOT_SHOWN: Final = "the question could not be shown to any user"
 
@@ -92,6 +97,8 @@ class Approvals:
         self._seconds = seconds
         self._waiting: Counter[tuple[str, str]] = Counter()
         """How many questions wait, by scope and by tenant."""
+        self._failed: dict[tuple[str, str], tuple[float, list[ApprovalRow]]] = {}
+        """The requests of answers that may have been written, by scope and the id that was given, each with the time until which a repetition may come."""
 
     async def granted(self, turn: Turn) -> frozenset[str]:
         """Return the categories that are allowed for a turn without a question."""
@@ -219,18 +226,43 @@ class Approvals:
         reason: str = "",
         may: Callable[[ApprovalRow], bool] | None = None,
     ) -> list[ApprovalRow]:
-        """Answer one request by its id, the oldest of a scope, or all of them; return those that were still pending.
+        """Answer one request by its id, the oldest of a scope, or all of them; return those that this answer ended.
 
-        With `may`, only requests for which it returns true are considered. Its result for a row must not change.
+        With `may`, only requests for which it returns true are considered. Its result for a row must not change. What is answered is decided before the
+        first write. If the store fails, a repetition of the call is about the same requests, also if others wait by then: it returns those that
+        the failed call has answered after all.
         """
-        said = reason[:REASON_LENGTH]
+        said, place = reason[:REASON_LENGTH], (scope, approval_id)
+        now = trio.current_time()
+        self._failed = {one: kept for one, kept in self._failed.items() if kept[0] > now}
+        repeated = [] if place not in self._failed else self._failed[place][1]
+        rows = [row for row in repeated if may is None or may(row)]
+        if not rows:
+            rows = await self._known(scope, approval_id, everything, may)
         answered: list[ApprovalRow] = []
-        if approval_id or may is not None or choice is ApprovalChoice.ALWAYS:
-            for known in await self._known(scope, approval_id, everything, may):
-                one = await self._store.answer_approval(known.id, _offered(known, choice), reason=said)
+        try:
+            for row in rows:
+                one = await self._answer(row, _offered(row, choice), said, repeated=bool(repeated))
                 answered += [] if one is None else [one]
-        else:
-            answered = await self._store.answer_approvals(scope, choice, everything=everything, reason=said)
+        except StoreError:
+            self._failed[place] = (now + self._seconds, rows)
+            raise
+        self._failed.pop(place, None)
+        return answered
+
+    async def _answer(
+        self, row: ApprovalRow, choice: ApprovalChoice, said: str, *, repeated: bool
+    ) -> ApprovalRow | None:
+        """Answer a request; return it if it has this answer, from this call or (`repeated`) from one whose outcome was unknown."""
+        answered: ApprovalRow | None = None
+        try:
+            answered = await self._store.answer_approval(row.id, choice, reason=said)
+        except OutcomeUnknown:
+            repeated = True
+            answered = await self._store.answer_approval(row.id, choice, reason=said)
+        if answered is None and repeated:
+            found = await self._store.get_approval(row.id)
+            answered = found if found is not None and found.choice is choice else None
         return answered
 
     async def _known(
@@ -239,7 +271,8 @@ class Approvals:
         if approval_id:
             one = await self._store.get_approval(approval_id)
             return [] if one is None or one.scope != scope or not (may is None or may(one)) else [one]
-        waiting = [row for row in await self._store.list_approvals(scope=scope) if may is None or may(row)]
+        found = await self._store.list_approvals(scope=scope, page=Page(MOST_LISTED))
+        waiting = [row for row in found if may is None or may(row)]
         return waiting if everything else waiting[:1]
 
     async def withdraw(self, approval_id: str, reason: str = "") -> bool:

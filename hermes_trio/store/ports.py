@@ -292,12 +292,6 @@ class ApprovalStore(SignalStore, Protocol):
         """Answer a request; return None if it is not pending (any more). Grants the categories of the choice, if it was offered."""
         ...
 
-    async def answer_approvals(
-        self, scope: str, choice: ApprovalChoice, *, everything: bool = False, reason: str = ""
-    ) -> list[ApprovalRow]:
-        """Answer the oldest pending request of a scope, or all of them; return the answered ones."""
-        ...
-
     async def expire_approval(self, approval_id: str, *, reason: str = "timeout", asked: bool = True) -> bool:
         """Expire a request without an answer (without `asked`: one that no person was shown); return whether it was still pending."""
         ...

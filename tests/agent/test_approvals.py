@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import cast
 
 import msgspec
@@ -11,9 +12,9 @@ from trio.testing import wait_all_tasks_blocked
 
 from hermes_trio import CancelCause, Cause, Runtime, SessionContext, Turn, TurnHooks
 from hermes_trio.agent.approvals import MOST_PER_SCOPE, MOST_PER_TENANT, ApprovalResult, Approvals, grantee_of
-from hermes_trio.store import open_store
+from hermes_trio.store import StoreError, open_store
 from hermes_trio.store.ports import Store
-from hermes_trio.store.records import ApprovalChoice, ApprovalState
+from hermes_trio.store.records import ApprovalChoice, ApprovalState, NewApproval
 from hermes_trio.testing.fakes import ScriptedAgent
 from hermes_trio.testing.faults import StoreFaults
 from hermes_trio.testing.rows import grant_category
@@ -230,7 +231,7 @@ async def test_an_answer_and_a_time_out_at_the_same_moment_agree(
         answered: list[object] = []
 
         async def after_the_answer(id: str, *, reason: str = "timeout") -> bool:
-            answered.extend(await store_of(runtime).answer_approvals("chat", ApprovalChoice.ONCE))
+            answered.append(await store_of(runtime).answer_approval(id, ApprovalChoice.ONCE))
             return await expire(id, reason=reason)
 
         monkeypatch.setattr(runtime.store, "expire_approval", after_the_answer)
@@ -319,3 +320,45 @@ async def test_a_question_whose_end_fails_is_not_left_open(virtual_clock: object
         rows = [await store_of(runtime).get_approval(id) for id in person.asked]
         assert [row and row.state for row in rows] == [ApprovalState.EXPIRED] * 2
         assert len(runtime.core.ends) == 0
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["not written", "written"])
+@pytest.mark.parametrize("id", ["", "1"], ids=["the oldest", "by its id"])
+@pytest.mark.parametrize("times", [1, 2, 4])
+async def test_a_repeated_answer_is_about_the_same_question(after: bool, id: str, times: int) -> None:
+    """An answer that failed, whether it was written or not, is about the question that was the oldest when it was given: its repetition never approves
+    another one, and finds what was written. The answer after that is about the next question.
+    """
+    faults = StoreFaults()
+    async with faults.around(open_store(None)) as opened:
+        store = cast("Store", opened)
+        for name in ("1", "2"):
+            await store.create_approval(NewApproval(id=name, scope="chat", command=f"rm {name}", expires_at=9e9))
+        approvals = Approvals(store)
+        faults.fail("answer_approval", after_commit=after, times=times)
+        for _ in range(5):
+            with suppress(StoreError):
+                assert [row.id for row in await approvals.answer("chat", ApprovalChoice.ONCE, approval_id=id)] == ["1"]
+                break
+        assert faults.calls["answer_approval"] <= times + 1
+        assert [row.id for row in await store.list_approvals()] == ["2"]
+        assert [row.id for row in await approvals.answer("chat", ApprovalChoice.DENY)] == ["2"]
+
+
+async def test_a_repetition_that_says_something_else_answers_nothing(virtual_clock: object) -> None:
+    """After an answer whose outcome is unknown, another choice does not apply to the next question; a minute later it is a new answer."""
+    faults = StoreFaults()
+    async with faults.around(open_store(None)) as opened:
+        store = cast("Store", opened)
+        for name in ("1", "2"):
+            await store.create_approval(NewApproval(id=name, scope="chat", command=f"rm {name}", expires_at=9e9))
+        approvals = Approvals(store)
+        for again in (False, True):
+            faults.fail("answer_approval", after_commit=True, times=2)
+            with pytest.raises(StoreError):
+                await approvals.answer("chat", ApprovalChoice.DENY)
+            if again:
+                await trio.sleep(61)
+                await store.create_approval(NewApproval(id="3", scope="chat", command="rm 3", expires_at=9e9))
+            assert len(await approvals.answer("chat", ApprovalChoice.ONCE)) == again
+        assert await store.list_approvals() == []

@@ -45,7 +45,7 @@ async def say_yes(person: Asker) -> None:
 
 
 @pytest.mark.parametrize("answered", [True, False], ids=["answered", "silent"])
-@pytest.mark.parametrize("verb", ["expire_approval", "get_approval", "answer_approvals", "finish_turn"])
+@pytest.mark.parametrize("verb", ["expire_approval", "get_approval", "answer_approval", "finish_turn"])
 @pytest.mark.parametrize(("first", "second"), PAIRS)
 async def test_a_question_has_one_end_that_everyone_agrees_on(
     first: str, second: str, verb: str, answered: bool

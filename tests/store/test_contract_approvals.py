@@ -36,21 +36,6 @@ async def test_a_request_is_answered_once(store: Store, clock: Clock) -> None:
     assert await store.answer_approval("unknown", ApprovalChoice.ONCE) is None
 
 
-async def test_the_oldest_of_a_scope_is_answered_first_or_all(store: Store) -> None:
-    """Without an id the oldest request of that scope is meant; other scopes are never touched."""
-    for name in ("a1", "a2", "a3"):
-        await store.create_approval(request(name))
-    await store.create_approval(request("b1", "run_2"))
-
-    first = await store.answer_approvals("run_1", ApprovalChoice.ONCE)
-    rest = await store.answer_approvals("run_1", ApprovalChoice.DENY, everything=True)
-
-    assert [answered.id for answered in first] == ["a1"]
-    assert [answered.id for answered in rest] == ["a2", "a3"]
-    assert await store.answer_approvals("run_1", ApprovalChoice.ONCE) == []
-    assert [pending.id for pending in await store.list_approvals()] == ["b1"]
-
-
 async def test_session_and_always_grant_categories(store: Store) -> None:
     """`session` allows the category in the scope, `always` for its grantee; `once` and `deny` allow nothing beforehand."""
     await store.create_approval(request("a1", categories=("disk",)))

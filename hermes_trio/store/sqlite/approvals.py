@@ -23,9 +23,6 @@ _COLUMNS: Final = (
     " reason, created_at, expires_at, answered_at, grantee, asker, asked"
 )
 
-ALL: Final = 1_000_000
-"""More requests than can wait in one scope."""
-
 
 def _approval(row: Row) -> ApprovalRow:
     values: list[Any] = [
@@ -94,16 +91,6 @@ def answer(db: Database, now: float, approval_id: str, choice: ApprovalChoice, r
         elif choice is ApprovalChoice.ALWAYS and answered.grantee:
             grant(db, now, answered.grantee, answered.categories)
     return answered
-
-
-def answer_scope(
-    db: Database, now: float, scope: str, choice: ApprovalChoice, everything: bool, reason: str
-) -> list[ApprovalRow]:
-    """Answer the oldest pending request of a scope, or all of them."""
-    sql = "SELECT id FROM approvals WHERE scope = ? AND state = 'pending' ORDER BY created_at, rowid LIMIT ?"
-    ids = [found for (found,) in many(db, sql, (scope, ALL if everything else 1))]
-    answers = [answer(db, now, approval_id, choice, reason) for approval_id in ids]
-    return [answered for answered in answers if answered is not None]
 
 
 def expire(db: Database, now: float, approval_id: str, reason: str, asked: bool) -> bool:
@@ -187,12 +174,6 @@ class SqliteApprovals(Verbs):
     ) -> ApprovalRow | None:
         """Answer a request; None if it is not pending (any more). Grants what the choice grants, if it was offered."""
         return await self._write(answer, self._clock(), approval_id, choice, reason)
-
-    async def answer_approvals(
-        self, scope: str, choice: ApprovalChoice, *, everything: bool = False, reason: str = ""
-    ) -> list[ApprovalRow]:
-        """Answer the oldest pending request of a scope, or all of them; return the answered ones."""
-        return await self._write(answer_scope, self._clock(), scope, choice, everything, reason)
 
     async def expire_approval(self, approval_id: str, *, reason: str = "timeout", asked: bool = True) -> bool:
         """Expire a request without an answer (without `asked`: one that no person was shown); return whether it was still pending."""

@@ -98,7 +98,7 @@ LOST_SIGNALS: Final = (*SIGNAL_FAULTS, "lost", "lost", "lost")
 """The faults of signals between nodes. Within one process signals are not lost."""
 
 _SERVED: Final = (
-    "abandon accept_delivery accept_message add_outbox answer_approval answer_approvals append_events backlog begin_turn"
+    "abandon accept_delivery accept_message add_outbox answer_approval append_events backlog begin_turn"
     " inbox_dead claim_cron_slot claim_outbox create_approval delivery_known end_approval_scope end_session event_epoch"
     " events_after expire_approval find_api_key finish_cron_slot finish_job finish_turn get_approval get_cron_job get_meta"
     " get_run granted inbox_waiting list_approvals list_cron_jobs list_sessions load_history new_session next_outbox_due"

@@ -107,7 +107,7 @@ _REACHES: Final[Mapping[str, tuple[str, ...]]] = {
     "add_outbox": ("command /stop", "command /status"),
     "release_inbox": ("store begin_turn before times=8 skip=0", "+0.1 write say"),
     "end_approval_scope": ("write rm", "+1 command /new"),
-    "answer_approval answer_approvals create_approval expire_approval get_approval granted": (
+    "answer_approval create_approval expire_approval get_approval granted": (
         "run rm approve=1",
         "write rm",
         "+20 run rm approve=1",
