@@ -107,7 +107,7 @@ class RuntimeCore:
         self.shared: bool = store.lease_seconds > 0
         """Whether other nodes may use the store at the same time."""
         self.hosts = Hosts(self)
-        self._forgets: list[Callable[[str], None]] = [self.hosts.forget]
+        self._forgets: list[Callable[[str], None]] = []
 
     def make_turn(
         self,
@@ -191,5 +191,9 @@ class RuntimeCore:
         """
         why = Cause(CancelCause.SESSION_ENDED, str(cause or reason))
         await self.supervisor.stop_session(session_id, why)
+        return await self.write_session_end(session_id, reason)
+
+    async def write_session_end(self, session_id: str, reason: str) -> bool:
+        """Write the end of a session without jobs: an end for `Ends.put`. Returns whether this call ended it."""
         await self.store.abandon(session_id=session_id, reason="session_ended")
         return await self.store.end_session(session_id, reason)

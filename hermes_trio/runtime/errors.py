@@ -32,6 +32,9 @@ class RuntimeProblem(Exception):
     told: ClassVar[str] = ""
     """The text for a client instead of the error's own; empty where the error's own text may be shown."""
 
+    definite: ClassVar[bool] = False
+    """Whether the rows refuse the call, so that a repetition cannot succeed."""
+
     @property
     def public(self) -> str:
         """Return the text for a client."""
@@ -70,6 +73,8 @@ class Draining(RuntimeProblem):
 
 class Fenced(RuntimeProblem):
     """Raised when the row of a write now belongs to another owner; nothing was written. The other owner ends it."""
+
+    definite: ClassVar[bool] = True
 
 
 class SessionHeld(RuntimeProblem):
@@ -122,6 +127,8 @@ class UnknownJob(RuntimeProblem, KeyError):
 
 class BudgetExhausted(RuntimeProblem):
     """Raised when a scope spends more than its budget; the scope that owns the budget is cancelled. A turn that would exceed `wakes` does not begin."""
+
+    definite: ClassVar[bool] = True
 
 
 class AgentFailed(RuntimeProblem):

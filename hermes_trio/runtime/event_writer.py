@@ -7,6 +7,7 @@ transaction, together with the events of that run that were still waiting.
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
@@ -15,6 +16,7 @@ import trio
 
 from .outcome import Outcome, RunStatus
 from .ports import EventRow
+from .retrying import is_definite
 from .turn import Turn
 
 if TYPE_CHECKING:
@@ -29,6 +31,8 @@ COALESCE_SECONDS: Final = 0.05
 """The time for which text deltas are joined, and the interval between commits of events."""
 
 RETRY_SECONDS: Final = 1.0
+
+LONGEST_SECONDS: Final = 60.0
 
 REFUSALS: Final = 3
 """Attempts for the events of one run while the store accepts those of others; a single refusal may be a fault of the store."""
@@ -51,6 +55,7 @@ class EventWriter:
         self._refusals: Counter[str] = Counter()
         """How often a run's events were refused while those of others were accepted."""
         self._wake = trio.Event()
+        self._noted = trio.Event()
 
     def open(self, run: Run) -> None:
         """Accept a run's events from now on."""
@@ -69,7 +74,7 @@ class EventWriter:
     def note_status(self, run: Run) -> None:
         """Queue the new status of a live run for its row."""
         self._statuses[run.id] = run.status
-        self._wake.set()
+        self._noted.set()
 
     def touch(self, run: Run) -> None:
         """Mark a run that buffers text, so that the next batch flushes it."""
@@ -133,22 +138,31 @@ class EventWriter:
 
     async def run(self) -> None:
         """Write batches until cancelled. Retries if the store fails; readers of the live log are not affected."""
-        while True:
-            await self._wake.wait()
-            await trio.sleep(COALESCE_SECONDS)
-            await self.flush()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._keep_statuses)
+            while True:
+                await self._wake.wait()
+                await trio.sleep(COALESCE_SECONDS)
+                await self.flush()
 
-    async def _write_statuses(self) -> None:
-        for run_id, status in list(self._statuses.items()):
-            try:
-                await self._core.store.set_run_status(run_id, status)
-            except Exception as error:
-                logger.warning("could not write the status of run %s; retrying: %s", run_id, error)
-                await trio.sleep(RETRY_SECONDS)
-                self._wake.set()
-                return
-            if self._statuses.get(run_id) is status:
-                del self._statuses[run_id]
+    async def _keep_statuses(self) -> None:
+        """Write the statuses of live runs. Those that the store refuses delay no others: they wait for a pause, which grows, or for the next status."""
+        pause = RETRY_SECONDS
+        while True:
+            with trio.move_on_after(pause if self._statuses else math.inf):
+                await self._noted.wait()
+            await trio.sleep(COALESCE_SECONDS)
+            self._noted = trio.Event()
+            for run_id, status in list(self._statuses.items()):
+                try:
+                    await self._core.store.set_run_status(run_id, status)
+                except Exception as error:
+                    if not is_definite(error):
+                        logger.warning("could not write the status of run %s; retrying: %s", run_id, error)
+                        continue
+                if self._statuses.get(run_id) is status:
+                    del self._statuses[run_id]
+            pause = min(2 * pause, LONGEST_SECONDS) if self._statuses else RETRY_SECONDS
 
     async def flush(self) -> None:
         """Write the waiting events now. When cancelled, events that may not have been written are queued again."""
@@ -156,8 +170,6 @@ class EventWriter:
         for run in list(self._dirty):
             run.flush()
         self._dirty.clear()
-        if self._statuses:
-            await self._write_statuses()
         waiting, self._waiting = self._waiting, {}
         if not waiting:
             return

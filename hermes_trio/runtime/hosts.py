@@ -11,11 +11,13 @@ import logging
 from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from .context import SessionContext
+from .ends import End
 from .errors import Fenced, HostedElsewhere
 from .outcome import Outcome, TurnState
 from .ports import SessionHost, TurnInput
@@ -46,7 +48,6 @@ class Hosts:
 
     def __init__(self, core: RuntimeCore) -> None:
         self._core = core
-        self._bound: set[str] = set()
 
     async def place(self, spec: TurnSpec, *, anywhere: bool = False) -> TurnSpec:
         """Return the spec to run here: `spec`, or, if its session was bound to a node that has ended, `spec` with a text about what was lost.
@@ -75,10 +76,12 @@ class Hosts:
 
         async def ended(outcome: Outcome) -> None:
             """Remove the old binding once a turn has reported the loss."""
-            if outcome.state is TurnState.COMPLETED and outcome.committed:
-                await self._core.store.release_host(spec.context.session_id, lost.node)
             if on_end is not None:
                 await on_end(outcome)
+            if outcome.state is TurnState.COMPLETED and outcome.committed:
+                core, session_id = self._core, spec.context.session_id
+                release = partial(core.store.release_host, session_id, lost.node)
+                await core.ends.put(End(f"the binding of session {session_id} to a node that has ended", release))
 
         return msgspec.structs.replace(
             spec,
@@ -95,19 +98,14 @@ class Hosts:
         if not core.shared or turn is None:
             return
         session_id = _conversation(turn)
-        if not session_id or session_id in self._bound:
+        if not session_id:
             return
         try:
-            if await core.store.claim_host(session_id):
-                self._bound.add(session_id)
+            await core.store.claim_host(session_id)
         except Fenced:
             raise
         except Exception as error:
             logger.warning("could not bind session %s to this node; its next command retries: %s", session_id, error)
-
-    def forget(self, session_id: str) -> None:
-        """Drop the cached binding of a session that has ended."""
-        self._bound.discard(session_id)
 
 
 def _conversation(turn: Turn) -> str:

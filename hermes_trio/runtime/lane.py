@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -139,8 +140,7 @@ class Lanes:
                     if inbox is not None and not self._core.draining:
                         rows = await self._core.store.take_inbox(lane.inbox, lane.key)
                         if rows:
-                            more = await self._core.store.inbox_waiting(inbox=lane.inbox, session_key=lane.key)
-                            lane.node.note = MORE_WAITS if more else ""
+                            lane.node.note = MORE_WAITS if await self._more_waits(lane) else ""
                             await self._run(lane, inbox, rows)
                         elif lane.session:
                             await self._end_or_linger(lane, inbox.interface)
@@ -158,6 +158,14 @@ class Lanes:
         finally:
             del self._lanes[lane.inbox, lane.key]
             lane.node.close(how)
+
+    async def _more_waits(self, lane: Lane) -> bool:
+        """Return whether rows are queued behind those that the lane has taken; False if that cannot be read: nobody but the tree needs it."""
+        try:
+            return await self._core.store.inbox_waiting(inbox=lane.inbox, session_key=lane.key) > 0
+        except Exception as error:
+            logger.warning("could not count the rows that wait for lane %s: %s", lane.key, error)
+            return False
 
     async def _failed(
         self, lane: Lane, inbox: Inbox | None, rows: Sequence[InboxRow], error: Exception, failures: int
@@ -340,9 +348,11 @@ class Lanes:
                 return
             else:
                 cause = None
+        why = Cause(CancelCause.SESSION_ENDED, str(cause or interface.one_shot))
+        await self._core.supervisor.stop_session(lane.session, why)  # takes as long as the jobs need, and no write does
         session_id, lane.session, lane.until = lane.session, "", None
-        end = End(f"session {session_id}", lambda: self._core.end_session(session_id, interface.one_shot, cause))
-        await self._core.ends.put(end)
+        write = partial(self._core.write_session_end, session_id, interface.one_shot)
+        await self._core.ends.put(End(f"session {session_id}", write))
 
 
 async def _call(hook: Awaitable[None], name: str) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import trio
@@ -18,6 +19,7 @@ import trio
 from .context import Binding, _binding
 from .errors import Fenced, MembershipLost
 from .ports import ANSWER_TOPIC, LEASE_TOPIC, NODE_TOPIC, REAP_TOPIC, REQUEST_TOPIC, NodeAnswer, NodeRequest, NodeRow
+from .retrying import retried
 from .shares import SharedSpending
 from .tree import EMPTY_CONTEXT, waiting
 
@@ -36,6 +38,9 @@ MARGIN: Final = 0.1
 
 RETRY_SECONDS: Final = 1.0
 
+CLAIM_SECONDS: Final = 10.0
+"""The longest pause between two attempts to claim a lease: a bot stands still for that long after the store works again."""
+
 LATE_SECONDS: Final = 0.2
 """The delay between the expiry of another node's lease and its reaping: a heartbeat in flight may still arrive."""
 
@@ -50,6 +55,8 @@ class Membership:
         self._core = core
         self._on_loss = on_loss
         self._handlers: dict[str, RequestHandler] = {}
+        self._answering: set[str] = set()
+        """The requests that are handled, or whose answers are not written yet: the store hands out a request until it knows that this node has it."""
         self._sent: float = trio.current_time()
         self._reaping: bool = False
         self._reaps: int = 0
@@ -175,14 +182,8 @@ class Membership:
         return share
 
     async def _renew(self, beat: float) -> float | None:
-        while True:
-            try:
-                return await self._core.store.renew_node(self.describe())
-            except Fenced:
-                raise
-            except Exception as error:
-                logger.warning("could not renew the lease of node %s; retrying: %s", self._name, error)
-                await trio.sleep(min(RETRY_SECONDS, beat / 5))
+        pause, what = min(RETRY_SECONDS, beat / 5), f"renew the lease of node {self._name}"
+        return await retried(lambda: self._core.store.renew_node(self.describe()), what, first=pause, longest=pause)
 
     def describe(self) -> dict[str, Any]:
         """Return the facts about this node that its heartbeat publishes."""
@@ -335,16 +336,15 @@ class Membership:
             free = trio.Event()
             with store.subscribe(LEASE_TOPIC, lambda _, free=free: free.set(), name):
                 try:
-                    if await store.claim_lease(name):
+                    if await retried(
+                        lambda: store.claim_lease(name),
+                        f"claim the lease {name}",
+                        longest=CLAIM_SECONDS,
+                        over=lambda: not retry,
+                    ):
                         return
                 except Fenced as error:
                     self._lose(str(error))  # the next heartbeat would fail the same way
-                except Exception as error:
-                    if not retry:
-                        raise
-                    logger.error("could not claim the lease %s; retrying: %s", name, error)
-                    await trio.sleep(RETRY_SECONDS)
-                    continue
                 if self.lost:
                     await trio.lowlevel.checkpoint()  # cancels a task of the tree; others get the error below
                     self.check()
@@ -400,16 +400,24 @@ class Membership:
     async def _serve(self, nursery: trio.Nursery) -> None:
         """Answer requests of other nodes, after each signal and at each heartbeat, because a signal may be lost."""
         store = self._core.store
+        got: Sequence[str] = ()
         while True:
             self._beat = trio.Event()
             with store.subscribe(REQUEST_TOPIC, lambda _: self._beat.set(), store.owner):
                 try:
-                    for request in await store.take_requests():
-                        nursery.start_soon(self._answer, request)
+                    requests = await store.take_requests(got)
                 except Exception as error:
                     logger.warning(
                         "node %s could not read the requests of other nodes; retrying: %s", self._name, error
                     )
+                else:
+                    got = [request.id for request in requests]
+                    for request in requests:
+                        if request.id not in self._answering:
+                            self._answering.add(request.id)
+                            nursery.start_soon(self._answer, request)
+                    if got:
+                        continue  # with their ids, so that the store drops their texts
                 await self._beat.wait()
 
     async def _answer(self, request: NodeRequest) -> None:
@@ -427,7 +435,11 @@ class Membership:
                 request.target,
             )
             value = {"error": f"the node failed with {type(error).__name__}"}
+        what = f"write the answer to request {request.id}"
         try:
-            await self._core.store.answer_request(request.id, value)
+            write = partial(self._core.store.answer_request, request.id, value)
+            await retried(write, what, first=0.1, longest=5.0, works=self._core.ends.works)
         except Exception as error:
-            logger.error("could not write the answer to request %s; the asking node times out: %s", request.id, error)
+            logger.error("could not %s; the asking node times out: %s", what, error)
+        finally:
+            self._answering.discard(request.id)

@@ -442,8 +442,8 @@ class NodeStore(Protocol):
         """Write a request to a node; return False, with nothing written, if that node has ended."""
         ...
 
-    async def take_requests(self) -> list[NodeRequest]:
-        """Return the requests to this node that it has not taken before, oldest first."""
+    async def take_requests(self, got: Sequence[str] = ()) -> list[NodeRequest]:
+        """Return the requests to this node of which it has not said that it has `got` them, oldest first. What those contain is dropped."""
         ...
 
     async def answer_request(self, request_id: str, value: Mapping[str, Any]) -> None:
@@ -472,7 +472,7 @@ class NodeStore(Protocol):
         ...
 
     async def session_owners(self, session_id: str) -> list[str]:
-        """Return the nodes that have an open turn, a live run or a live job of a session."""
+        """Return the nodes that have an open turn, a live run, a live job or the shell of a session."""
         ...
 
     async def lane_owner(self, inbox: str, session_key: str) -> str:

@@ -5,22 +5,18 @@ A run has two ends: its turn has ended, and it has *settled*. Nothing is counted
 
 from __future__ import annotations
 
-import logging
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import trio
 
 from .budget import UNLIMITED, Allowance
 from .ports import ROOT_TOPIC
+from .retrying import retried
 
 if TYPE_CHECKING:
     from .core import RuntimeCore
 
 __all__ = ["Settlement"]
-
-logger: Final = logging.getLogger("hermes_trio.runtime.settlement")
-
-RETRY_SECONDS: Final = 1.0
 
 
 class Settlement:
@@ -46,11 +42,6 @@ class Settlement:
         while True:
             woken = trio.Event()
             with store.subscribe(ROOT_TOPIC, lambda _, woken=woken: woken.set(), self.id):
-                try:
-                    if not await store.root_open(self.id):
-                        return
-                except Exception as error:
-                    logger.error("could not read whether %s has settled; retrying: %s", self.id, error)
-                    woken.set()
-                    await trio.sleep(RETRY_SECONDS)
+                if not await retried(lambda: store.root_open(self.id), f"read whether {self.id} has settled"):
+                    return
                 await woken.wait()

@@ -20,6 +20,7 @@ from .core import RuntimeCore
 from .errors import Draining, OutcomeUnknown, RuntimeClosed
 from .outcome import CancelCause, Cause, Outcome
 from .ports import NewRun, TurnStart
+from .retrying import retried
 from .run import Run, Runs
 from .turn import TurnOrigin, TurnSpec
 from .turn_lifecycle import run_turn
@@ -27,11 +28,6 @@ from .turn_lifecycle import run_turn
 __all__ = ["StatelessEntry"]
 
 logger: Final = logging.getLogger("hermes_trio.runtime.stateless")
-
-FIRST_PAUSE: Final = 0.1
-LONGEST_PAUSE: Final = 5.0
-"""The longest pause between two attempts to learn whether a run was written."""
-
 
 _REQUESTED: Final = TurnOrigin(outer_cause=Cause(CancelCause.CLIENT_GONE))
 
@@ -175,20 +171,18 @@ class StatelessEntry:
         await self.runs.live(run)
 
     async def _write_down(self, start: TurnStart) -> None:
-        """Commit the beginning of a run. Retries while the outcome of a write is unknown: the write is idempotent."""
+        """Commit the beginning of a run. Retries while the outcome of a write is unknown, and after that until the store writes it or refuses it."""
+        core = self._core
         unknown = False
-        pause = FIRST_PAUSE
-        while True:
+
+        async def write() -> None:
+            nonlocal unknown
             try:
-                await self._core.store.begin_turn(start)
-                return
-            except Exception as error:
-                unknown = unknown or isinstance(error, OutcomeUnknown)
-                if not unknown or self._core.draining:
-                    raise
-                assert start.run is not None
-                logger.warning(
-                    "could not tell whether run %s was written; reading it again: %s", start.run.run_id, error
-                )
-            await trio.sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE)
+                await core.store.begin_turn(start)
+            except OutcomeUnknown:
+                unknown = True
+                raise
+
+        what = f"learn whether run {start.run and start.run.run_id} was written"
+        over = lambda: core.draining or not unknown  # noqa: E731 - one condition
+        await retried(write, what, first=0.1, longest=5.0, works=core.ends.works, over=over)

@@ -25,10 +25,11 @@ from .ends import End
 from .errors import Draining, JobRefused, OutcomeUnknown, RuntimeClosed, RuntimeProblem, UnknownJob
 from .outcome import CancelCause, Cause, JobState, Outcome
 from .ports import JobFinish, JobStart, NewNotice, NoticeKind, TurnInput
+from .retrying import retried
 from .stop_receipt import StopReceipt, stop_each, stop_node
 from .tree import Node, Stoppable, printable, split_cancelled, waiting
 from .turn import NO_HOOKS, Owner, TurnHooks
-from .turn_lifecycle import FIRST_PAUSE, LONGEST_PAUSE, first_cause, run_child
+from .turn_lifecycle import first_cause, run_child
 
 __all__ = ["Job", "JobSpec", "Supervisor"]
 
@@ -458,19 +459,11 @@ class Supervisor:
 
     async def _write_row(self, job: Job) -> None:
         """Write the row of a job whose work exists already. Retries until it is written."""
-        pause = FIRST_PAUSE
-        while True:
-            try:
-                await self._write_start(job)
-                self._recorded(job)
-                return
-            except Exception as error:
-                logger.warning(
-                    "could not write the row of job %s; the next attempt is in %g s: %s", job.id, pause, error
-                )
-            with waiting(f"the store, to write the row of job {job.id}"):
-                await trio.sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE)
+        try:
+            await retried(lambda: self._write_start(job), f"write the row of job {job.id}")
+        except Exception as error:
+            logger.error("the store refuses the row of job %s: %s", job.id, error)
+        self._recorded(job)
 
     async def _write_end(self, job: Job, *, reduced: bool = False) -> None:
         """Write the end of a job, with its notice if it has a channel. If the owner has seen the end by then, the notice is superseded."""

@@ -18,22 +18,16 @@ from .agents import as_reply
 from .context import Binding, _binding
 from .core import SUBAGENT, RuntimeCore
 from .ends import End
-from .errors import AgentFailed, BudgetExhausted, Fenced, RuntimeClosed, RuntimeProblem, SessionHeld
+from .errors import AgentFailed, BudgetExhausted, RuntimeClosed, RuntimeProblem, SessionHeld
 from .outcome import STORE_ERROR, CancelCause, Cause, Outcome, TurnState
 from .ports import SESSION_TOPIC, EventRow, InboxKind, InboxRow, Message, NewReply, Reply, TurnFinish, TurnStart
+from .retrying import retried
 from .tree import Node, check_printable, split_cancelled, waiting
 from .turn import Owner, Turn, TurnOrigin, TurnScope, TurnSpec
 
 __all__ = ["NotBegun", "first_cause", "holds_session", "run_child", "run_turn"]
 
 logger: Final = logging.getLogger("hermes_trio.runtime.turn")
-
-FIRST_PAUSE: Final = 1.0
-LONGEST_PAUSE: Final = 60.0
-"""The longest pause between two attempts to commit a turn's beginning."""
-
-BEGIN_ATTEMPTS: Final = 4
-"""Attempts to commit a beginning before the turn is given up, if the store accepts other writes."""
 
 
 class NotBegun(Exception):
@@ -127,25 +121,19 @@ async def run_child(core: RuntimeCore, spec: TurnSpec, owner: Owner, below: Node
 async def _begin(core: RuntimeCore, turn: Turn, start: TurnStart) -> None:
     """Commit a turn's beginning, with its inbox rows; where several nodes share the store, wait for another node's turn of the session.
 
-    Retries while the store fails: the write is idempotent. Raises the store's error if it refuses this write `BEGIN_ATTEMPTS` times and
+    Retries while the store fails: the write is idempotent. Raises the store's error if it refuses this write four times and
     accepts another one, if the rows belong to another owner by now or their roots have no wakes left, or if a drain
     begins. After a cancellation it is unknown whether it is written.
     """
-    attempts, pause = 0, FIRST_PAUSE
-    while True:
+
+    async def attempt() -> None:
         refused = await _attempt(core, start) if not start.hold else await _attempt_free(core, turn, start)
-        if refused is None:
-            return
-        if isinstance(refused, SessionHeld):
-            continue
-        attempts += 1
-        final = core.draining or isinstance(refused, Fenced | BudgetExhausted)
-        if final or (attempts >= BEGIN_ATTEMPTS and await core.ends.works()):
+        while isinstance(refused, SessionHeld):
+            refused = await _attempt_free(core, turn, start)
+        if refused is not None:
             raise refused
-        logger.warning("could not begin turn %s; the next attempt is in %g s: %s", start.turn_id, pause, refused)
-        with waiting(f"the store, to begin turn {start.turn_id}"):
-            await trio.sleep(pause)
-        pause = min(2 * pause, LONGEST_PAUSE)
+
+    await retried(attempt, f"begin turn {start.turn_id}", works=core.ends.works, over=lambda: core.draining)
 
 
 async def _attempt(core: RuntimeCore, start: TurnStart) -> Exception | None:
@@ -181,7 +169,7 @@ def _drained(cause: Cause | None) -> bool:
 async def _stop_orphans(core: RuntimeCore, session_id: str) -> None:
     """Stop the jobs of a child's session: it ends with the child."""
     if core.supervisor.jobs(session_id):
-        with trio.CancelScope(shield=True, deadline=trio.current_time() + core.settings.finish_seconds):
+        with trio.CancelScope(shield=True, deadline=core.waits.until(core.settings.finish_seconds)):
             await core.supervisor.stop_here(session_id, Cause(CancelCause.SESSION_ENDED, "the child has ended"))
 
 

@@ -89,6 +89,8 @@ class StoreUnavailable(StoreError):
 class StoreClosed(StoreError):
     """Raised when a verb is called after the store was closed."""
 
+    definite: ClassVar[bool] = True
+
 
 class StoreInUse(StoreError):
     """Raised when another server has this file open. `pid` is its process id, 0 if it is unknown."""
@@ -110,6 +112,7 @@ class UnknownRecord(StoreError, LookupError):
     """Raised when there is no such row."""
 
     told: ClassVar[str] = ""
+    definite: ClassVar[bool] = True
 
 
 class UnknownSession(UnknownRecord):
@@ -124,12 +127,14 @@ class SessionExists(StoreError):
     """Raised when a session of that id exists already."""
 
     told: ClassVar[str] = ""
+    definite: ClassVar[bool] = True
 
 
 class InvalidTitle(StoreError, ValueError):
     """Raised for a title that is too long, or has characters that cannot be shown."""
 
     told: ClassVar[str] = ""
+    definite: ClassVar[bool] = True
 
 
 class TitleTaken(InvalidTitle):
@@ -140,6 +145,7 @@ class AlreadyStarted(StoreError):
     """Raised when a run with this idempotency key and the same body was started before; `run_id` is that run."""
 
     told: ClassVar[str] = ""
+    definite: ClassVar[bool] = True
 
     def __init__(self, run_id: str) -> None:
         super().__init__(f"a run with this idempotency key was already started: {run_id}")
@@ -150,6 +156,7 @@ class IdempotencyConflict(StoreError):
     """Raised when an idempotency key is used again with another body."""
 
     told: ClassVar[str] = ""
+    definite: ClassVar[bool] = True
 
     def __init__(self, key: str) -> None:
         super().__init__(f"the idempotency key {key!r} was used before with another request body; use a new key")
@@ -160,6 +167,7 @@ class ConversationMoved(StoreError):
     """Raised when a conversation's newest response is not the one that this turn started from: another turn committed first."""
 
     told: ClassVar[str] = ""
+    definite: ClassVar[bool] = True
 
     def __init__(self, name: str, latest: str) -> None:
         super().__init__(f"conversation {name!r} has continued with {latest or 'nothing'}; start again from there")

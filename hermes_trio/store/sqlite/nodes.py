@@ -6,7 +6,7 @@ between hosts is tested in one process, on virtual time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -25,7 +25,7 @@ from hermes_trio.runtime.ports import (
 )
 
 from .encoding import dump, load_mapping
-from .rows import Database, changed, exists, many, one, write
+from .rows import Database, changed, exists, many, one, write, write_many
 from .verbs import Verbs
 
 __all__ = ["HOSTED", "SqliteNodes", "host_lease", "insert_node", "remove_gone", "remove_node"]
@@ -126,6 +126,11 @@ def claim_lease(db: Database, now: float, owner: str, name: str) -> bool:
     write(
         db, "INSERT INTO leases (name, owner, claimed_at) VALUES (?, ?, ?) ON CONFLICT DO NOTHING", (name, owner, now)
     )
+    return has_lease(db, owner, name)
+
+
+def has_lease(db: Database, owner: str, name: str) -> bool:
+    """Return whether a node has a singleton."""
     return exists(db, "SELECT 1 FROM leases WHERE name = ? AND owner = ?", (name, owner))
 
 
@@ -202,21 +207,19 @@ def ask(db: Database, now: float, request: NodeRequest) -> bool:
     return True
 
 
-def take(db: Database, node: str) -> list[NodeRequest]:
-    """Take the requests to a node that it has not taken. What they contain is not kept."""
+def open_requests(db: Database, node: str) -> list[NodeRequest]:
+    """Return the requests to a node that it does not have yet."""
     sql = "SELECT id, kind, target, payload FROM node_requests WHERE node = ? AND state = 'open' ORDER BY n"
-    found = [
+    return [
         NodeRequest(id=id, node=node, kind=kind, target=target, payload=load_mapping(payload))
         for id, kind, target, payload in many(db, sql, (node,))
     ]
-    for request in found:
-        write(db, "UPDATE node_requests SET state = 'taken', payload = '{}' WHERE id = ?", (request.id,))
-    return found
 
 
-def has_requests(db: Database, node: str) -> bool:
-    """Return whether a node has requests that it has not taken."""
-    return exists(db, "SELECT 1 FROM node_requests WHERE node = ? AND state = 'open' LIMIT 1", (node,))
+def mark_taken(db: Database, node: str, ids: Sequence[str]) -> None:
+    """Record that a node has these requests. What they contain is not kept."""
+    sql = "UPDATE node_requests SET state = 'taken', payload = '{}' WHERE id = ? AND node = ? AND state = 'open'"
+    write_many(db, sql, [(id, node) for id in ids])
 
 
 def answer(db: Database, now: float, request_id: str, value: Mapping[str, Any]) -> None:
@@ -238,13 +241,14 @@ def get_answer(db: Database, request_id: str) -> NodeAnswer | None:
 
 
 def session_owners(db: Database, session_id: str) -> list[str]:
-    """Return the nodes that have an open turn, a live run or a live job of a session."""
+    """Return the nodes that have an open turn, a live run, a live job or the shell of a session."""
     sql = (
         "SELECT owner FROM sessions WHERE id = ?1 AND open_turn <> ''"
         " UNION SELECT owner FROM runs WHERE session_id = ?1 AND ended_at IS NULL"
         " UNION SELECT owner FROM jobs WHERE session_id = ?1 AND ended_at IS NULL"
+        " UNION SELECT incarnation FROM nodes WHERE incarnation = (SELECT owner FROM leases WHERE name = ?2)"
     )
-    return [owner for (owner,) in many(db, sql, (session_id,)) if owner]
+    return [owner for (owner,) in many(db, sql, (session_id, host_lease(session_id))) if owner]
 
 
 def lane_owner(db: Database, inbox: str, session_key: str) -> str:
@@ -277,6 +281,8 @@ class SqliteNodes(Verbs):
 
     async def claim_host(self, session_id: str) -> bool:
         """Bind a session to this node; return False while it is bound to another live node."""
+        if await self._read(has_lease, self.owner, host_lease(session_id)):
+            return True
         return await self._write(claim_host, self._clock(), self.owner, session_id)
 
     async def release_host(self, session_id: str, node: str) -> None:
@@ -293,11 +299,11 @@ class SqliteNodes(Verbs):
         """Write a request to a node; return False, with nothing written, if that node has ended."""
         return await self._write(ask, self._clock(), request)
 
-    async def take_requests(self) -> list[NodeRequest]:
-        """Return the requests to this node that it has not taken before, oldest first."""
-        if not await self._read(has_requests, self.owner):
-            return []
-        return await self._write(take, self.owner)
+    async def take_requests(self, got: Sequence[str] = ()) -> list[NodeRequest]:
+        """Return the requests to this node of which it has not said that it has `got` them, oldest first. What those contain is dropped."""
+        if got:
+            await self._write(mark_taken, self.owner, got)
+        return await self._read(open_requests, self.owner)
 
     async def answer_request(self, request_id: str, value: Mapping[str, Any]) -> None:
         """Answer a request. An earlier answer stays."""
@@ -308,7 +314,7 @@ class SqliteNodes(Verbs):
         return await self._read(get_answer, request_id)
 
     async def session_owners(self, session_id: str) -> list[str]:
-        """Return the nodes that have an open turn, a live run or a live job of a session."""
+        """Return the nodes that have an open turn, a live run, a live job or the shell of a session."""
         return await self._read(session_owners, session_id)
 
     async def lane_owner(self, inbox: str, session_key: str) -> str:

@@ -912,7 +912,7 @@ class NodeStoreContract(ABC):
 
     @pytest.mark.trio
     async def test_a_request_is_answered_once(self, tmp_path: Path) -> None:
-        """By the node that it was sent to; if that node has ended, the answer says so."""
+        """By the node that it was sent to, which gets it until it says that it has it; if that node has ended, the answer says so."""
         async with self.open_nodes(tmp_path) as (one, two):
             await one.recover("epoch-1")
             await two.recover("epoch-2")
@@ -920,6 +920,8 @@ class NodeStoreContract(ABC):
             assert await one.ask_node(request)
             assert await one.get_answer("r1") is None
             assert await two.take_requests() == [request]
+            assert await two.take_requests() == [request]
+            assert await two.take_requests(["r1"]) == []
             assert await two.take_requests() == []
             await two.answer_request("r1", {"ok": True})
             await two.answer_request("r1", {"ok": False})
