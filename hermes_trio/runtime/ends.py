@@ -17,7 +17,7 @@ import msgspec
 import trio
 
 from .errors import Fenced, OutcomeUnknown
-from .tree import waiting
+from .tree import split_cancelled, waiting
 
 if TYPE_CHECKING:
     from .core import RuntimeCore
@@ -65,6 +65,23 @@ def _shield(until: float) -> trio.CancelScope:
     return trio.CancelScope(shield=True, deadline=until)
 
 
+class _Borrowed:
+    """Shields and bounds a scope of the caller for the body of the `with`, and then catches its cancellation: half the cost of a new scope."""
+
+    __slots__ = ("_scope",)
+
+    def __init__(self, scope: trio.CancelScope, until: float) -> None:
+        self._scope = scope
+        scope.deadline = until
+
+    def __enter__(self) -> None:
+        self._scope.shield = True
+
+    def __exit__(self, kind: object, error: BaseException | None, tb: object) -> bool:
+        self._scope.shield = False
+        return error is not None and split_cancelled(error)[1] is None
+
+
 class Ends:
     """The waiting ends of one runtime. `len` is their number."""
 
@@ -92,8 +109,10 @@ class Ends:
             return False
         return True
 
-    async def put(self, end: End) -> bool:
+    async def put(self, end: End, scope: trio.CancelScope | None = None) -> bool:
         """Write an end; return whether it is written. Shielded for `finish_seconds`; after that this object retries it and calls `end.then`.
+
+        A caller whose innermost scope serves nothing else any more lends it; the scope keeps the deadline of this wait.
 
         When the time of a drain is over, all calls share these seconds while the store does not answer (`StoreWaits`).
         """
@@ -101,7 +120,7 @@ class Ends:
         until = waits.begin()
         error: Exception | None = None
         try:
-            with trio.CancelScope(shield=True, deadline=until):
+            with _shield(until) if scope is None else _Borrowed(scope, until):
                 try:
                     end.value = await end.write()
                 except Exception as raised:
@@ -120,7 +139,7 @@ class Ends:
                 end.over = trio.Event()
                 self._waiting[end] = None
                 self._wake.set()
-                with trio.CancelScope(shield=True, deadline=until):
+                with _shield(until):
                     await end.over.wait()
             else:
                 self._give_up(end)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from math import inf
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, TypeVarTuple, final
 
 import msgspec
@@ -38,7 +37,6 @@ __all__ = [
     "Turn",
     "TurnHooks",
     "TurnOrigin",
-    "TurnScope",
     "TurnSpec",
 ]
 
@@ -325,6 +323,15 @@ class Turn:
         """Cancel the turn's scope, from any thread. The first cause stays. Also takes effect if the turn has not started its work yet."""
         self.core.asyncio_loop.call_soon(self._cancel, cause)
 
+    def enter(self, nursery: trio.Nursery) -> None:
+        """Run in this nursery, whose scope is the turn's until the turn leaves it or its end is committed."""
+        self.nursery = nursery
+        self.scope = self.node.scope = nursery.cancel_scope
+        if self.deadline != inf:
+            self.node.deadline = self.deadline
+        if self.cause is not None:
+            self.scope.cancel(reason=str(self.cause))
+
     def _cancel(self, cause: Cause) -> None:
         if self.cause is None:
             self.cause = cause
@@ -383,38 +390,3 @@ class DeliveringTurn(Turn):
     def owner(self) -> Owner:
         """Return the owner as `Turn.owner` does, with the channel, so that children are delivering turns too."""
         return msgspec.structs.replace(super().owner, channel=self.channel)
-
-
-class TurnScope:
-    """Opens the turn's nursery and binds its context for the body of the `async with`. Leaving waits for every task and restores the context."""
-
-    __slots__ = ("_manager", "_token", "_turn")
-
-    def __init__(self, turn: Turn) -> None:
-        self._turn = turn
-        self._manager = trio.open_nursery()
-        self._token: Any = None
-
-    async def __aenter__(self) -> Turn:
-        turn = self._turn
-        self._token = _binding.set(Binding(turn.context, turn, turn.node))
-        try:
-            turn.nursery = await self._manager.__aenter__()
-        except BaseException:
-            _binding.reset(self._token)
-            raise
-        scope = turn.scope = turn.nursery.cancel_scope
-        turn.node.scope = scope
-        if turn.deadline != inf:
-            turn.node.deadline = turn.deadline
-        if turn.cause is not None:
-            scope.cancel(reason=str(turn.cause))
-        return turn
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> bool | None:
-        try:
-            return await self._manager.__aexit__(kind, error, tb)  # noqa: ASYNC102 - a nursery ends when its tasks have
-        finally:
-            _binding.reset(self._token)

@@ -23,7 +23,7 @@ from .outcome import STORE_ERROR, CancelCause, Cause, Outcome, TurnState
 from .ports import SESSION_TOPIC, EventRow, InboxKind, InboxRow, Message, NewReply, Reply, TurnFinish, TurnStart
 from .retrying import retried
 from .tree import Node, check_printable, split_cancelled, waiting
-from .turn import Owner, Turn, TurnOrigin, TurnScope, TurnSpec
+from .turn import Owner, Turn, TurnOrigin, TurnSpec
 
 __all__ = ["NotBegun", "first_cause", "holds_session", "run_child", "run_turn"]
 
@@ -51,9 +51,11 @@ async def run_turn(core: RuntimeCore, turn: Turn) -> Outcome:
     start = _start_of(turn)
     begun = not start.inbox_ids
     how = "failed"
+    token = _binding.set(Binding(turn.context, turn, turn.node))
     try:
         try:
-            async with TurnScope(turn):
+            async with trio.open_nursery() as nursery:
+                turn.enter(nursery)
                 if session_id:
                     await core.locks.acquire(session_id, turn.id, turn.node)
                     turn.locked = True
@@ -69,10 +71,12 @@ async def run_turn(core: RuntimeCore, turn: Turn) -> Outcome:
                     check_printable(error)
                     raise
                 reply = Reply(text=answer) if isinstance(answer, str) else as_reply(answer, agent)
-                if not turn.nursery.child_tasks and not turn.nursery.cancel_scope.cancel_called:
+                if not nursery.child_tasks and not nursery.cancel_scope.cancel_called:
                     # Nothing else runs in the turn, and nothing has failed in it (that cancels its scope), so its end is known. Leaving the nursery takes
-                    # a step of the scheduler; the commit need not wait for it.
-                    outcome = await _commit(core, turn, start, _outcome_of(turn, reply, None, None, now() - began))
+                    # a step of the scheduler; the commit need not wait for it, and borrows the scope: nothing else cancels it from here on.
+                    turn.scope = None
+                    ended = _outcome_of(turn, reply, None, None, now() - began)
+                    outcome = await _commit(core, turn, start, ended, nursery.cancel_scope)
                     if turn.origin.run is not None and outcome.committed:
                         core.journal.ended(turn, outcome)
         except BaseException as error:  # noqa: ASYNC103 - sifted: what is not the turn's own is raised again below
@@ -84,11 +88,7 @@ async def run_turn(core: RuntimeCore, turn: Turn) -> Outcome:
                 _outcome_of(turn, None, failure, outside, 0.0), committed=False, begun=False
             )
         elif outcome is None:
-            token = _binding.set(Binding(turn.context, turn, turn.node))
-            try:
-                outcome = await _commit(core, turn, start, _outcome_of(turn, reply, failure, outside, now() - began))
-            finally:
-                _binding.reset(token)
+            outcome = await _commit(core, turn, start, _outcome_of(turn, reply, failure, outside, now() - began))
         if core.tree.tracer is not None:
             core.tree.tracer.note(turn.node, outcome=outcome)
         how = outcome.state._value_
@@ -99,6 +99,7 @@ async def run_turn(core: RuntimeCore, turn: Turn) -> Outcome:
             core.locks.release(session_id)
         del core.live_turns[turn.id]
         turn.node.close(how)
+        _binding.reset(token)
     if turn.spec.hooks.on_end is not None and turn.unwritten is None:
         await _call_hook(core, turn, outcome)
     if outside is not None:
@@ -303,8 +304,11 @@ def _default_messages(turn: Turn, text: str, finish_reason: str) -> tuple[Messag
     return asked if prompt else ()
 
 
-async def _commit(core: RuntimeCore, turn: Turn, start: TurnStart, outcome: Outcome) -> Outcome:
-    """Commit the turn's end in one transaction. If the store refuses it, `core.ends` retries it, and the session stays locked until then.
+async def _commit(
+    core: RuntimeCore, turn: Turn, start: TurnStart, outcome: Outcome, scope: trio.CancelScope | None = None
+) -> Outcome:
+    """Commit the turn's end in one transaction, in this `scope` of the task or in one of its own. If the store refuses it, `core.ends` retries it, and the
+    session stays locked until then.
 
     A turn that ended while it waited for its session adds no messages to it.
     """
@@ -342,7 +346,7 @@ async def _commit(core: RuntimeCore, turn: Turn, start: TurnStart, outcome: Outc
         partial(_write, core, turn, finish),
         partial(_write_reduced, core, turn, finish, outcome),
     )
-    written = await core.ends.put(end)
+    written = await core.ends.put(end, scope)
     if end.value is True:
         core.forget_session(turn.context.session_id)
     if written and not end.was_reduced:
