@@ -1,7 +1,8 @@
 """The writer: one task that runs all writes, with group commit.
 
-Callers enqueue a verb (a plain function of the connection) and park. The writer runs everything that is queued in one transaction, each
-verb in a savepoint of its own, so that a failing verb rolls back only its own savepoint; then it commits once, and only then wakes the callers.
+Callers enqueue a verb (a plain function of the connection) and park. The writer runs everything that is queued in one transaction, commits once, and
+only then wakes the callers. A failing verb fails the attempt: its transaction is rolled back, and all verbs of it run again, each in a savepoint of its own.
+Without a savepoint SQLite copies no page before a change of it, which is a twentieth of a turn.
 A verb that is in the queue always runs: cancelling its caller abandons the wait, never the write. A caller that is alone need not queue: it
 does what the writer would do, in its own task.
 
@@ -17,9 +18,10 @@ import os
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import AbstractContextManager, suppress
 from enum import Enum
+from itertools import chain
 from time import perf_counter
 from typing import Any, Final, Protocol, TypeVar, cast
 
@@ -391,29 +393,47 @@ class Writer:
             trio.lowlevel.reschedule(task, outcome.Value(call.value))
 
     async def _light_batch(self) -> list[_Call]:
+        """Run the next verbs in one transaction. If one of them fails, run them again and the rest, with a savepoint around each."""
         calls: list[_Call] = []
-        queue = self._queue
-        db = self._db
+        failed = False
         try:
-            await self._begin()
-            limit = perf_counter() + SLICE_SECONDS
-            while queue and queue[0].weight is Weight.LIGHT and len(calls) < BATCH_LIMIT:
-                call = queue.popleft()
-                calls.append(call)
-                self._attempt(call)
-                if self._slices and (left := perf_counter()) > limit:
-                    await trio.lowlevel.cancel_shielded_checkpoint()
-                    back = perf_counter()
-                    limit = back + max(SLICE_SECONDS, min(back - left, LONGEST_SLICE))
-            if not db.in_transaction:
+            try:
+                await self._run_each(self._take(calls), self._run)
+            except Exception:
+                if not calls:
+                    raise
+                failed = True
+            if failed:
+                await self._do(self._roll_back)
+                await self._run_each(chain(calls.copy(), self._take(calls)), self._attempt)
+            if not self._db.in_transaction:
                 raise StoreError(f"{self._path}: the transaction was rolled back; nothing was written")
             await self._do(self._commit)
         except Exception as error:
             if not calls:
-                calls.append(queue.popleft())
+                calls.append(self._queue.popleft())
             await self._do(self._roll_back)
             self._fail_all(calls, error)
         return calls
+
+    def _take(self, calls: list[_Call]) -> Iterator[_Call]:
+        """Move the next calls of a batch from the queue to `calls`, one by one."""
+        queue = self._queue
+        while queue and queue[0].weight is Weight.LIGHT and len(calls) < BATCH_LIMIT:
+            call = queue.popleft()
+            calls.append(call)
+            yield call
+
+    async def _run_each(self, calls: Iterable[_Call], run: Callable[[_Call], None]) -> None:
+        """Begin a transaction and run calls in it, in slices."""
+        await self._begin()
+        limit = perf_counter() + SLICE_SECONDS
+        for call in calls:
+            run(call)
+            if self._slices and (left := perf_counter()) > limit:
+                await trio.lowlevel.cancel_shielded_checkpoint()
+                back = perf_counter()
+                limit = back + max(SLICE_SECONDS, min(back - left, LONGEST_SLICE))
 
     async def _begin(self) -> None:
         db = self._db
@@ -451,6 +471,9 @@ class Writer:
         if self._db.in_transaction:
             with suppress(apsw.Error):
                 roll_back(self._db)
+
+    def _run(self, call: _Call) -> None:
+        call.value = call.verb(self._db, *call.args)
 
     def _attempt(self, call: _Call) -> None:
         db = self._db
