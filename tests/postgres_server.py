@@ -130,7 +130,7 @@ class PostgresServer:
             lines = (self.data / "postmaster.pid").read_text().splitlines()
         except OSError:
             return False
-        return len(lines) > 7 and int(lines[0]) == self._process.pid and lines[7].strip() == "ready"
+        return len(lines) > 7 and int(lines[0]) == self._process.pid and lines[7].strip() in ("ready", "standby")
 
     def stop(self, how: signal.Signals = signal.SIGINT) -> None:
         """End the server: SIGINT ends its connections and stops it in order, SIGKILL is a crash."""

@@ -458,6 +458,9 @@ async def test_one_verb_that_fails_takes_no_other_with_it(postgres_url: str) -> 
             assert (await store.get_session(f"s{number}") is None) is (number % 3 == 0)
 
 
+PGBOUNCER = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin")
+
+
 @pytest.fixture(params=["transaction", "statement", "session"])
 def pooled(request: pytest.FixtureRequest, postgres: PostgresServer, postgres_url: str) -> Iterator[tuple[str, str]]:
     """PgBouncer before a store: its mode, and the address behind it."""
@@ -470,7 +473,7 @@ def pooled(request: pytest.FixtureRequest, postgres: PostgresServer, postgres_ur
         f"unix_socket_dir =\nauth_type = plain\nauth_file = {folder}/users\npool_mode = {request.param}\ndefault_pool_size = 10\n"
     )
     user: dict[str, Any] = {"user": "nobody"} if os.geteuid() == 0 else {}
-    pooler = subprocess.Popen(["pgbouncer", "-q", str(folder / "settings")], stderr=subprocess.DEVNULL, **user)
+    pooler = subprocess.Popen([PGBOUNCER or "", "-q", str(folder / "settings")], stderr=subprocess.DEVNULL, **user)
     try:
         yield request.param, postgres_url.replace(f":{postgres.port}/", f":{port}/")
     finally:
@@ -492,7 +495,7 @@ async def _open_in_time(url: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("pgbouncer") is None, reason="pgbouncer is not installed (apt-get install pgbouncer)")
+@pytest.mark.skipif(PGBOUNCER is None, reason="pgbouncer is not installed (apt-get install pgbouncer)")
 async def test_a_pooler_that_shares_backends_is_named(pooled: tuple[str, str]) -> None:
     """PgBouncer in transaction or statement mode is recognised at each start, also by what an earlier one has left in its backends; in session mode it is no
     hindrance.
