@@ -118,6 +118,7 @@ check: $(VENV)/.installed-dev ## Lint, formatting, async rules, strict types, la
 	@$(VENV)/bin/ruff format --check .
 	@$(VENV)/bin/flake8 hermes_trio
 	@$(VENV)/bin/basedpyright
+	@$(VENV)/bin/basedpyright -p bench/pyrightconfig.json
 	@$(VENV)/bin/lint-imports --no-cache
 
 format: $(VENV)/.installed-dev ## Format the code and fix what can be fixed

@@ -19,10 +19,29 @@ from typing import Any
 
 from bench.report import RESULTS
 
-NAMES = ("isolation", "runtime", "store", "stop", "spawn", "model", "serve", "sse", "start", "growth", "soak")
+NAMES = (
+    "isolation",
+    "runtime",
+    "store",
+    "stop",
+    "spawn",
+    "model",
+    "serve",
+    "sse",
+    "start",
+    "growth",
+    "scale",
+    "tails",
+    "soak",
+)
 """In the order of the page."""
 
-VARIANTS = {"isolation-sabotage": ("isolation", "--sabotage")}
+VARIANTS = {
+    "isolation-sabotage": ("isolation", "--sabotage"),
+    "isolation-nodes": ("isolation", "--nodes", "3"),
+    "isolation-nodes-sabotage": ("isolation", "--nodes", "3", "--sabotage"),
+    "soak-nodes": ("soak", "--nodes", "3"),
+}
 """Further runs of a benchmark, under names of their own."""
 
 TIMEOUT = 3600.0
@@ -37,7 +56,7 @@ def present() -> list[str]:
     for name in NAMES:
         if find_spec(f"bench.{name}") is not None:
             found.append(name)
-            found += [variant for variant, (of, _) in VARIANTS.items() if of == name]
+            found += [variant for variant, (of, *_) in VARIANTS.items() if of == name]
     return found
 
 

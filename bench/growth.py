@@ -236,10 +236,10 @@ async def _measure(folder: Path, quick: bool, bar: Progress) -> dict[str, Any]:
     figures: dict[str, Any] = {"sessions": {"few": 1000, "many": many_sessions}}
     figures["sessions"]["cpu_us"] = await by_sessions(folder, 1000, many_sessions, turns, rounds)
     bar.update(task, advance=1, description="live jobs")
-    figures["jobs"] = {"few": 10, "many": 10_000}
+    figures["jobs"] = dict[str, Any](few=10, many=10_000)
     figures["jobs"]["cpu_us"] = await by_jobs(folder, 10, 10_000, turns, rounds)
     bar.update(task, advance=1, description="tree nodes")
-    figures["nodes"] = {"few": 10, "many": 10_000}
+    figures["nodes"] = dict[str, Any](few=10, many=10_000)
     figures["nodes"]["cpu_us"] = await by_nodes(folder, 10, 10_000, turns, rounds)
     bar.update(task, advance=1, description="length of the history")
     lengths = [0, 50, 100, 200] if quick else [0, 50, 100, 200, 500, 1000]

@@ -88,7 +88,7 @@ def main() -> int:
     total = sum(times[2] for times in stats.values())
     parts: Counter[str] = Counter()
     for (file, _, name), times in stats.items():
-        parts[part_of(file, name)] += times[2]
+        parts[part_of(file, name)] += cast("Any", times[2])  # a Counter adds fractions as well
     rows = [[part, f"{100 * own / total:.0f} %", f"{cost * own / total:.0f}"] for part, own in parts.most_common()]
     report.table(f"A turn of {cost:.0f} us", ["", "share", "us"], rows)
     functions = sorted(stats.items(), key=lambda item: -item[1][2])[: args.functions]

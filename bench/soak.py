@@ -19,7 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import apsw
 import attrs
@@ -316,7 +316,7 @@ def open_rows(database: Path) -> dict[str, int]:
     """How many rows of each kind have not ended."""
     db = apsw.Connection(str(database), flags=apsw.SQLITE_OPEN_READONLY)
     try:
-        return {name: db.execute(sql).fetchall()[0][0] for name, sql in _OPEN_ROWS.items()}
+        return {name: cast("int", db.execute(sql).fetchall()[0][0]) for name, sql in _OPEN_ROWS.items()}
     finally:
         db.close()
 

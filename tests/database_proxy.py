@@ -11,13 +11,19 @@ import trio
 COMMITTED = b"COMMIT\x00"
 """The tag with which the server says that a transaction is durable."""
 
+BEGINS_UNIT = b"SELECT begin_unit("
+"""The statement that begins each unit. A node sends its text once on each connection that has units, and has nothing else there."""
+
 
 class _Connection:
-    """One connection: how many times the proxy was frozen before it was made, and by which bytes its transaction was chosen to lose its answer."""
+    """One connection: how many times the proxy was frozen before it was made, by which bytes its transaction was chosen to lose its answer, and whether it is
+    one on which a node sends units.
+    """
 
     def __init__(self, made: int) -> None:
         self.made = made
         self.chosen: bytes | None = None
+        self.writes = False
 
 
 class DatabaseProxy:
@@ -55,7 +61,7 @@ class DatabaseProxy:
             gate.set()
 
     def cut(self) -> trio.Event:
-        """Forward half of the next message of the node, and hold the rest back until `heal`; the event is set when that has happened."""
+        """Forward half of what the node sends next on a connection for units, and hold the rest back until `heal`; the event is set when that has happened."""
         self._cut = trio.Event()
         return self._cut
 
@@ -101,7 +107,9 @@ class DatabaseProxy:
                     if self._loses(connection):
                         break
                     connection.chosen = None
-                if direction == "up" and self._cut is not None and len(data) > 200:
+                if direction == "up" and BEGINS_UNIT in data:
+                    connection.writes = True
+                if direction == "up" and self._cut is not None and connection.writes and len(data) > 200:
                     done, self._cut = self._cut, None
                     await target.send_all(data[: len(data) // 2])
                     self.hold("up")

@@ -7,7 +7,7 @@ worker), `stock-quart`, or `uvicorn` (Starlette). With SECONDS each request slee
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -61,7 +61,7 @@ def quart_app() -> Any:
 
     @app.post("/v1/chat/completions")
     async def chat() -> Response:
-        body = answer(await request.get_data())
+        body = answer(cast("bytes", await request.get_data()))
         if SLEEP:
             await trio.sleep(SLEEP)
         return Response(body, content_type="application/json")

@@ -114,6 +114,30 @@ class ChaosNode:
             covered = max(covered, ended)
         return late
 
+    def waited(self) -> float:
+        """Return for how many seconds its current process has waited for a processor so far."""
+        try:
+            return int(Path(f"/proc/{self.pid}/schedstat").read_text().split()[1]) / 1e9
+        except OSError:
+            return 0.0
+
+    def losses(self) -> int:
+        """Return how often its processes have lost their leases."""
+        return self.output.count(LOST)
+
+    @property
+    def pid(self) -> int:
+        """Return the id of its current, or last, process."""
+        assert self._process is not None
+        return self._process.pid
+
+    def stalls(self, since: float, until: float) -> list[float]:
+        """Return the delays of its loop and its heartbeats, in seconds, that overlap a span of the monotonic clock."""
+        noted = self.home / "late"
+        lines = noted.read_text().split("\n")[:-1] if noted.exists() else []
+        ends = [(float(at), float(seconds)) for at, seconds in (line.split() for line in lines)]
+        return [seconds for at, seconds in ends if at >= since and at - seconds <= until]
+
     @property
     def alive(self) -> bool:
         """Return whether its process runs."""
@@ -258,7 +282,7 @@ class Cluster:
 
     def losses(self) -> int:
         """Return how often nodes have lost their leases."""
-        return sum(node.output.count(LOST) for node in self.nodes)
+        return sum(node.losses() for node in self.nodes)
 
     def tails(self) -> str:
         """Return the last log lines of all nodes."""
@@ -280,6 +304,8 @@ def config_of(name: str, telegram: FakeTelegram) -> str:
             f'node_name = "{name}"',
             "[server]",
             "drain_seconds = 5.0",
+            "[retention]",
+            "response_count = 10000",
             "[agent]",
             'demo_directives = ["api_server", "telegram"]',
             "[webhook]",

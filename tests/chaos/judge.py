@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter, defaultdict
 
 from hermes_trio.messaging.senders import DUPLICATE_LABEL
@@ -11,6 +12,9 @@ from .load import Ledger, endings_in
 
 TOLD_SECONDS = 20.0
 """Seconds after which a client must have been told of an end on another node: many times the interval of a poll."""
+
+REPLY = "You said: "
+"""What the demo model puts before the text that it answers."""
 
 OPEN_ROWS = {
     "runs": "ended_at IS NULL",
@@ -46,6 +50,7 @@ async def judge(cluster: Cluster, ledger: Ledger) -> list[str]:
     """Return a description of every broken guarantee."""
     found = list(ledger.wrong)
     found += await _judge_chats(cluster, ledger)
+    found += await _judge_responses(cluster, ledger)
     found += await _judge_runs(cluster, ledger)
     found += await _judge_people(cluster, ledger)
     found += [f"open when all is calm: {count} {name}" for name, count in (await open_rows(cluster)).items()]
@@ -60,11 +65,44 @@ async def judge(cluster: Cluster, ledger: Ledger) -> list[str]:
 async def _judge_chats(cluster: Cluster, ledger: Ledger) -> list[str]:
     sql = (
         "SELECT s.id, m.content, count(*) AS n FROM hermes_trio.messages m JOIN hermes_trio.sessions s ON s.n = m.session"
-        " WHERE m.role = 'user' AND s.id LIKE 'chat-%' GROUP BY 1, 2"
+        " WHERE m.role = '{}' AND s.id LIKE 'chat-%' GROUP BY 1, 2"
     )
-    stored = {row["content"]: row["n"] for row in await cluster.rows(sql)}
-    wrong = [f"answered and not stored: {text}" for text in ledger.answered if text not in stored]
-    return wrong + [f"stored {count} times: {text}" for text, count in stored.items() if count > 1]
+    said = {row["content"]: (row["n"], row["id"]) for row in await cluster.rows(sql.format("user"))}
+    replied = {row["content"]: (row["n"], row["id"]) for row in await cluster.rows(sql.format("assistant"))}
+    wrong: list[str] = []
+    for text in ledger.answered:
+        place = ledger.said[text]
+        if said.get(text, (0, ""))[1] != place:
+            wrong.append(f"answered and not stored: {text}")
+        if replied.get(REPLY + text, (0, ""))[1] != place:
+            wrong.append(f"answered, and its reply is not stored: {text}")
+    wrong += [f"stored {count} times: {text}" for text, (count, _) in said.items() if count > 1]
+    return wrong + [
+        f"replies stored {count} times: {text}"
+        for text, (count, _) in replied.items()
+        if text.startswith(REPLY) and count > 1
+    ]
+
+
+async def _judge_responses(cluster: Cluster, ledger: Ledger) -> list[str]:
+    """Check that each answered response is stored, whole, and that each response of a conversation continues another one."""
+    rows = {
+        row["id"]: row
+        for row in await cluster.rows("SELECT id, convert_from(body, 'UTF8') AS body FROM hermes_trio.responses")
+    }
+    wrong: list[str] = []
+    continued: Counter[tuple[str, str]] = Counter()
+    for text, response_id in ledger.responses.items():
+        if response_id not in rows:
+            wrong.append(f"answered and not stored: the response {response_id} to {text}")
+            continue
+        body = json.loads(rows[response_id]["body"])
+        if REPLY + text not in json.dumps(body["output"]):
+            wrong.append(f"stored with another answer: the response {response_id} to {text}")
+        continued[body["conversation"]["id"], body["previous_response_id"] or ""] += 1
+    return wrong + [
+        f"{count} responses of {name} continue {before!r}" for (name, before), count in continued.items() if count > 1
+    ]
 
 
 async def _judge_runs(cluster: Cluster, ledger: Ledger) -> list[str]:

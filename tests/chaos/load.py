@@ -10,9 +10,9 @@ import json
 import random
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import aclosing
-from typing import Any
+from typing import Any, cast
 
 import httpx2
 import trio
@@ -25,7 +25,16 @@ REFUSED = frozenset({429, 503})
 THINKS = (0.2, 1.6)
 """Seconds between two requests of a client: three nodes and their database share a small machine."""
 
-CLIENTS: Mapping[str, int] = {"chats": 12, "runs": 12, "approvals": 4, "hooks": 4, "people": 4, "jobs": 2}
+CLIENTS: Mapping[str, int] = {
+    "chats": 12,
+    "runs": 12,
+    "approvals": 4,
+    "hooks": 4,
+    "people": 4,
+    "jobs": 2,
+    "talks": 4,
+    "pages": 2,
+}
 """The default number of clients of each kind."""
 
 ENDINGS = (
@@ -68,6 +77,8 @@ class Ledger:
         """Texts that the bot must send once, because users wrote them, webhooks delivered them or jobs printed them; with their chat."""
         self.received: set[str] = set()
         """Messages of users to the bot: each must be stored once."""
+        self.responses: dict[str, str] = {}
+        """Texts of conversations of responses, with the response that answered each."""
         self.approved = 0
         """Approvals that were answered."""
         self.statuses: Counter[int] = Counter()
@@ -97,6 +108,8 @@ class Load:
             "hooks": self._deliver,
             "people": self._write,
             "jobs": self._watch,
+            "talks": self._talk,
+            "pages": self._page,
         }
         for place, (kind, count) in enumerate({**CLIENTS, **clients}.items()):
             for number in range(count):
@@ -166,6 +179,41 @@ class Load:
         elif status and status not in REFUSED and status != 424:
             self.ledger.wrong.append(f"chat {text}: {status} {answer}")
 
+    async def _talk(self, http: httpx2.AsyncClient, number: int, turn: int) -> None:
+        """Continue a conversation of responses, which another client continues on other nodes; then repeat the request: the answer is the same."""
+        text, conversation = f"talk-{number}-{turn}.", f"talk-{number // SHARING}-{turn // TURNS}"
+        body = {"model": "demo", "input": text, "conversation": conversation}
+        headers = {"Idempotency-Key": text}
+        for _ in range(2):
+            status, answer = await self._ask(http, "POST", "/v1/responses", json=body, headers=headers)
+            if status == 200:
+                before = self.ledger.responses.setdefault(text, answer["id"])
+                if before != answer["id"]:
+                    self.ledger.wrong.append(f"{text}: answered with {before}, then with {answer['id']}")
+            elif status and status not in REFUSED and status != 424:
+                self.ledger.wrong.append(f"response to {text}: {status} {answer}")
+
+    async def _page(self, http: httpx2.AsyncClient, chat: int, turn: int) -> None:
+        """Send a message of the web chat to two nodes, and wait at others for its answer."""
+        text, path = f"page-{chat}-{turn}.", f"/v1/web/conversations/page-{chat}-{turn // TURNS}/messages"
+        body = {"text": text, "id": text}
+        self.ledger.received.add(text)
+        for _ in range(2):
+            if await self._until_done(http, text, "POST", path, {200, 202}, json=body) is None:
+                return
+        with trio.move_on_after(TIMEOUT):
+            while True:
+                status, found = await self._ask(http, "GET", path)
+                shown = json.dumps(found["data"] + found["asides"]) if status == 200 else ""
+                if f"You said: {text}" in shown or (shown.rpartition(text)[1] and any(one in shown for one in ENDINGS)):
+                    if shown.count(f"You said: {text}") > 1:
+                        self.ledger.wrong.append(f"{text}: answered twice in the web chat")
+                    return
+                await trio.sleep(0.2)
+        self.ledger.wrong.append(
+            f"{text}: no answer in the web chat within {TIMEOUT:g} s: {await self.cluster.trace(text, chat)}"
+        )
+
     async def _until_done(
         self, http: httpx2.AsyncClient, what: str, method: str, path: str, good: set[int], **more: Any
     ) -> Any:
@@ -226,7 +274,7 @@ class Load:
                     stay = self._random.randrange(1, 5)
                     async with (
                         http.stream("GET", address, headers=headers) as answer,
-                        aclosing(answer.aiter_lines()) as lines,
+                        aclosing(cast("AsyncGenerator[str]", answer.aiter_lines())) as lines,
                     ):
                         if answer.status_code != 200:
                             await trio.sleep(0.1)
@@ -323,6 +371,6 @@ class Load:
         self.ledger.wrong.append(f"{text}: the bot said nothing within {TIMEOUT:g} s: {where}")
 
 
-def endings_in(said: Sequence[Any], chat: int) -> int:
+def endings_in(said: Iterable[Any], chat: int) -> int:
     """Return how often a user was told that a message gets no answer."""
     return sum(message.chat_id == chat and any(one in message.text for one in ENDINGS) for message in said)
