@@ -14,6 +14,8 @@ from tests.postgres_server import PostgresServer
 
 
 @pytest.mark.slow
+# Readers that continue at another node abandon a stream in the middle.
+@pytest.mark.filterwarnings("ignore:Async generator:ResourceWarning")
 async def test_a_short_soak_with_one_kill_leaves_nothing(
     postgres: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
