@@ -101,8 +101,9 @@ test-crash: $(VENV)/.installed-dev ## Kill a writer 100 times, and a runtime who
 test-chaos: $(VENV)/.installed-dev ## Kill, pause and cut off three nodes and their PostgreSQL under load, and judge what they promised
 	@$(PYTEST) -q -m chaos tests/chaos $(ARGS)
 
-simulate: $(VENV)/.installed-dev ## Simulate 10,000 gateways with faults (SEEDS=10000) and judge them
-	@$(VENV)/bin/hermes-trio simulate --seeds $(or $(SEEDS),10000) --workers $(WORKERS) $(ARGS)
+simulate: $(VENV)/.installed-dev ## Simulate 10,000 gateways with faults (SEEDS=10000), judge them, and write bench/results/simulate.txt and .svg
+	@$(VENV)/bin/hermes-trio simulate --seeds $(or $(SEEDS),10000) --workers $(WORKERS) \
+		--report bench/results/simulate.txt --picture bench/results/simulate.svg $(ARGS)
 
 test-growth: $(VENV)/.installed-dev ## Create, end and prune 100,000 sessions (SESSIONS=1000000 for more)
 	@$(PYTEST) -q -m slow tests/store/test_growth.py $(ARGS)

@@ -101,3 +101,19 @@ def test_the_oldest_dependencies_that_are_allowed(tmp_path: Path) -> None:
     """The lower bounds in pyproject.toml are true: with every direct dependency at its lowest, on the oldest Python, the same and the server work."""
     python = environment_of(VERSIONS[0], tmp_path / "venv", "--resolution", "lowest-direct")
     run_tests(python, *EMBEDDING, *SERVING)
+
+
+REPLAY = """
+from hermes_trio.testing.simulation import run_seed, versions
+print(versions())
+for seed in (1, 2, 3, 8):
+    print(seed, run_seed(seed).trace.digest())
+"""
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_seed_gives_the_same_world_on_every_python(version: str, tmp_path: Path) -> None:
+    """With the same versions of the packages: the traces of some seeds, with one and several nodes and with an MCP server, are those of this Python."""
+    python = environment_of(version, tmp_path / "venv", "--constraint", str(ROOT / "requirements-dev.txt"))
+    here, there = (call(one, "-c", REPLAY, cwd=ROOT).stdout.splitlines() for one in (sys.executable, python))
+    assert here[1:] == there[1:], f"this is {here[0]}; the other is {there[0]}"

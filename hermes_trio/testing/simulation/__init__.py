@@ -12,9 +12,11 @@ from __future__ import annotations
 from .boundary import SimulationBreach
 from .coverage import Coverage
 from .invariants import INVARIANTS, Invariant, check_invariants
-from .program import FAULT_KINDS, PLATFORMS, Program, Step, make_program, shrink
-from .runner import SeedResult, SimulationReport, run_program, run_seed, run_seeds, shrink_failure
+from .program import FAULT_KINDS, PLATFORMS, Program, Step, make_program
+from .runner import SeedOptions, SeedResult, SimulationReport, run_program, run_seed, run_seeds, shrink_failure
+from .shrinker import shrink
 from .trace import Moment, Trace
+from .versions import versions
 from .world import World, WorldSettings
 
 __all__ = [
@@ -25,6 +27,7 @@ __all__ = [
     "Invariant",
     "Moment",
     "Program",
+    "SeedOptions",
     "SeedResult",
     "SimulationBreach",
     "SimulationReport",
@@ -39,4 +42,5 @@ __all__ = [
     "run_seeds",
     "shrink",
     "shrink_failure",
+    "versions",
 ]

@@ -131,12 +131,23 @@ class Coverage:
             if never:
                 found.append(f"never {kind}: {', '.join(never)}")
         idle = [verb for verb in sorted(STORE_VERBS) if not self.calls[verb] and verb not in UNCALLED]
-        gaps = self.gaps()
-        if gaps:
-            found.append(f"gaps, neither met nor explained: {'; '.join(gaps)}")
         if idle:
             found.append(f"never called by these worlds: {', '.join(idle)}")
-        return found + self.contradictions()
+        return found
+
+    def summary(self) -> str:
+        """Return what is missing, as text: verbs that did not fail, pairs that were neither reached nor explained, and explanations that are wrong."""
+        gaps, wrong = self.gaps(), self.contradictions()
+        lines = self.missing()
+        lines.append(
+            f"{len(gaps)} pairs of fault and state were neither reached nor explained:"
+            if gaps
+            else "every pair of fault and state was reached or is explained"
+        )
+        lines += [f"  {gap}" for gap in gaps]
+        if wrong:
+            lines.append(f"{len(wrong)} declared out of reach, and reached:")
+        return "\n".join([*lines, *(f"  {text}" for text in wrong)])
 
     def unfailed(self) -> list[str]:
         """Return the verbs that never failed before their commit or, if they write, after it, without those that no world calls."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 import attrs
@@ -439,22 +439,3 @@ def make_program(
         steps += [Step(min(at, seconds - 1), kind, who, number, words) for at, kind, who, number, words in planned]
     ordered = tuple(sorted(steps, key=lambda step: (step.at, step.kind, step.number)))
     return Program(seed, seconds, ordered, count, chat, mcp)
-
-
-def shrink(program: Program, fails: Callable[[Program], bool], *, attempts: int = 60) -> Program:
-    """Return a shorter program for which `fails` is still true: leaves out steps in halves, then in smaller parts, then one by one."""
-    size = max(1, len(program.steps) // 2)
-    while attempts > 0:
-        found = False
-        start = 0
-        while start < len(program.steps) and attempts > 0:
-            attempts -= 1
-            shorter = program.without(range(start, start + size))
-            if fails(shorter):
-                program, found = shorter, True
-            else:
-                start += size
-        if size == 1 and not found:
-            break
-        size = max(1, size // 2)
-    return program

@@ -5,25 +5,27 @@ from __future__ import annotations
 import gc
 import logging
 import multiprocessing
+import pickle
 import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypedDict, Unpack, cast
 
 import attrs
 
 from .coverage import Coverage
 from .invariants import INVARIANTS, Invariant, check_invariants
-from .program import FAULT_KINDS, Program, make_program, shrink
+from .program import FAULT_KINDS, Program, make_program
+from .shrinker import kind_of, shrink
 from .trace import Trace
 from .world import World, WorldSettings
 
-__all__ = ["SeedResult", "SimulationReport", "run_program", "run_seed", "run_seeds", "shrink_failure"]
+__all__ = ["SeedOptions", "SeedResult", "SimulationReport", "run_program", "run_seed", "run_seeds", "shrink_failure"]
 
-SHRINK_ATTEMPTS = 60
+SHRINK_ATTEMPTS = 200
 SETTLING_WORLDS = 3
 """The number of worlds of a process after which few objects that stay are made, except those of modules that are loaded later."""
 CHUNK = 10
@@ -36,6 +38,23 @@ class _Heap:
 
 
 _heap = _Heap()
+
+
+class SeedOptions(TypedDict, total=False):
+    """The options of `run_seed` and `run_seeds`."""
+
+    minutes: float
+    """Simulated minutes in which people act and faults occur; 3 if not given."""
+    faults: Sequence[str]
+    """The families of faults; all if not given."""
+    nodes: int | None
+    """The number of nodes; the seed decides it if not given."""
+    platform: str | None
+    """The chat platform; the seed decides it if not given."""
+    settings: WorldSettings | None
+    """The settings of each world, such as its agent."""
+    invariants: Mapping[str, Invariant]
+    """The invariants by name; `INVARIANTS` if not given."""
 
 
 @attrs.frozen
@@ -120,34 +139,45 @@ def run_program(
     return SeedResult(program, tuple(violations), world.trace, seconds, world.coverage)
 
 
-def run_seed(
-    seed: int,
-    *,
-    minutes: float = 3.0,
-    faults: Sequence[str] = FAULT_KINDS,
-    nodes: int | None = None,
-    platform: str | None = None,
-    settings: WorldSettings | None = None,
-) -> SeedResult:
+def run_seed(seed: int, **options: Unpack[SeedOptions]) -> SeedResult:
     """Make the program of a seed and execute it. The seed decides the number of nodes and the platform, unless they are given."""
-    return run_program(make_program(seed, minutes=minutes, faults=faults, nodes=nodes, platform=platform), settings)
+    program = make_program(
+        seed,
+        minutes=options.get("minutes", 3.0),
+        faults=options.get("faults", FAULT_KINDS),
+        nodes=options.get("nodes"),
+        platform=options.get("platform"),
+    )
+    return run_program(program, options.get("settings"), options.get("invariants", INVARIANTS))
 
 
-def shrink_failure(result: SeedResult) -> SeedResult:
-    """Return the result of a shorter program that violates one of the same invariants; `result` itself if none was found."""
-    wanted = result.invariants
+def shrink_failure(
+    result: SeedResult,
+    settings: WorldSettings | None = None,
+    invariants: Mapping[str, Invariant] = INVARIANTS,
+    *,
+    attempts: int = SHRINK_ATTEMPTS,
+) -> SeedResult:
+    """Return the result of a shorter program with the first violation of `result`; `result` itself if none was found.
+
+    A violation is the same if its invariant and its words are, whatever numbers and names it mentions. Runs at most `attempts` worlds.
+    """
+    wanted = kind_of(result.violations[0])
+    best = result
 
     def fails(program: Program) -> bool:
-        return bool(run_program(program).invariants & wanted)
+        nonlocal best
+        tried = run_program(program, settings, invariants)
+        same = [text for text in tried.violations if kind_of(text) == wanted]
+        if same:
+            best = tried
+        return bool(same)
 
-    shorter = shrink(result.program, fails, attempts=SHRINK_ATTEMPTS)
-    again = run_program(shorter)
-    return again if again.violations else result
+    shrink(result.program, fails, attempts=attempts)
+    return best
 
 
-def _run_some(
-    seeds: Sequence[int], minutes: float, faults: Sequence[str], nodes: int | None, platform: str | None
-) -> SimulationReport:
+def _run_some(seeds: Sequence[int], options: SeedOptions) -> SimulationReport:
     began = time.process_time()
     report = SimulationReport(seeds=len(seeds))
     was_enabled = gc.isenabled()
@@ -155,7 +185,7 @@ def _run_some(
     gc.disable()
     try:
         for seed in seeds:
-            result = run_seed(seed, minutes=minutes, faults=faults, nodes=nodes, platform=platform)
+            result = run_seed(seed, **options)
             report.simulated += result.seconds
             report.coverage.add(result.coverage)
             if result.violations:
@@ -172,23 +202,34 @@ def _run_some(
 def run_seeds(
     seeds: Iterable[int],
     *,
-    minutes: float = 3.0,
-    faults: Sequence[str] = FAULT_KINDS,
-    nodes: int | None = None,
-    platform: str | None = None,
     workers: int = 1,
     progress: Callable[[SimulationReport], None] | None = None,
+    **options: Unpack[SeedOptions],
 ) -> SimulationReport:
-    """Run many seeds in `workers` processes, and return the sums. `progress` is called after each part with the sums so far."""
+    """Run many seeds in `workers` processes, and return the sums. `progress` is called after each part with the sums so far.
+
+    Other processes import the agent of the settings and the invariants by their names. Raises `ValueError` if they cannot.
+    """
     wanted = list(seeds)
     parts = [wanted[at : at + CHUNK] for at in range(0, len(wanted), CHUNK)]
-    work = partial(_run_some, minutes=minutes, faults=tuple(faults), nodes=nodes, platform=platform)
+    if workers > 1:
+        _check_importable(options)
     total = SimulationReport()
-    for part in _results(work, parts, workers):
+    for part in _results(partial(_run_some, options=options), parts, workers):
         total.add(part)
         if progress is not None:
             progress(total)
     return total
+
+
+def _check_importable(options: SeedOptions) -> None:
+    try:
+        pickle.dumps(options)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise ValueError(
+            "with several workers, the agent and the invariants must be functions of a module, or objects that can be"
+            f" pickled: {error}"
+        ) from error
 
 
 def _results(

@@ -43,9 +43,9 @@ def test_a_deliberate_defect_is_convicted(name: str) -> None:
 def test_a_thousand_worlds_keep_every_promise() -> None:
     """With faults of every family."""
     report = run_seeds(range(20_000, 21_000))
-    gaps = "\n".join(report.coverage.gaps())
-    sys.stdout.write(f"{report.coverage.table()}\n\nneither met nor explained:\n{gaps}\n")
+    sys.stdout.write(f"{report.coverage.table()}\n\n{report.coverage.summary()}\n")
     assert report.failures == {}
+    assert report.coverage.contradictions() == []
 
 
 BY_PROGRAM = ("a /stop in a chat that says ok and does nothing", "grants of all tenants in a list")
