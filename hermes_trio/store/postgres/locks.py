@@ -16,7 +16,6 @@ from hermes_trio.runtime.ports import JobFinish, NewMessage, NewNotice, TurnFini
 from hermes_trio.store.records import IdempotentReply, NewSession, StoredResponse
 from hermes_trio.store.sqlite import (
     access,
-    approvals,
     deliveries,
     inbox,
     jobs,
@@ -134,7 +133,6 @@ _NAMES: Final[dict[Callable[..., Any], Names]] = {
     deliveries.accept: _first(_message, 3),
     jobs.finish_job: _first(_job, 2),
     outbox.claim: _first(_named("outbox"), 2),
-    approvals.answer_scope: _first(_named("approvals"), 1),
     responses.put_response: _first(_response, 1),
     nodes.take: _first(_named("requests"), 0),
     access.offer: _first(_named("pairing"), 1),
