@@ -19,7 +19,6 @@ from hermes_trio.store.sqlite import (
     deliveries,
     inbox,
     jobs,
-    nodes,
     outbox,
     responses,
     runs,
@@ -134,7 +133,6 @@ _NAMES: Final[dict[Callable[..., Any], Names]] = {
     jobs.finish_job: _first(_job, 2),
     outbox.claim: _first(_named("outbox"), 2),
     responses.put_response: _first(_response, 1),
-    nodes.take: _first(_named("requests"), 0),
     access.offer: _first(_named("pairing"), 1),
 }
 
