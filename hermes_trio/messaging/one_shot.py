@@ -132,8 +132,10 @@ class OneShotInterface(Interface):
         await self.ended(turn, outcome)
         said = (outcome.text or outcome.error)[:LOG_CHARACTERS]
         logger.info("%s %s %s: %s", self.platform, self.title(turn.context), outcome.state.value, said)
-        if turn.id in self._owed:
-            self._owed.discard(turn.id)
+        owed_here = turn.id in self._owed
+        self._owed.discard(turn.id)
+        # Whether a turn that was cancelled while it began is written is unknown. If it is not, the next attempt writes the same again.
+        if owed_here and outcome.begun:
             store, owed = self._messaging.store, _owed(turn.context.session_id)
             await self._messaging.runtime.core.ends.put(
                 End(f"what is owed for session {turn.context.session_id}", lambda: store.set_meta(owed, None))

@@ -346,6 +346,27 @@ async def test_an_interruption_is_told_although_the_store_failed_when_the_work_b
     ]
 
 
+@pytest.mark.parametrize("seconds", [2, 40, 400])
+async def test_an_interruption_is_told_although_it_was_unknown_whether_the_work_had_begun(
+    tmp_path: Path, seconds: float
+) -> None:
+    """A turn that is cancelled while its beginning is written may have begun: what is owed for it is kept."""
+    path = tmp_path / "state.db"
+    routes = {"a": {"prompt": "{n}", "deliver": "memory"}}
+    faults, chat = StoreFaults(), MemoryPlatform()
+    faults.slow("begin_turn", seconds=seconds)
+    async with open_hooks(scripted(works(1000)), routes, path=path, faults=faults) as hooked:
+        await hooked.post("a", {"n": 0}, delivery="x0")
+        await trio.sleep(1)
+        faults.fail("finish_turn", "release_inbox", times=None)
+    async with open_hooks(scripted(), routes, path=path, chat=chat) as again:
+        await again.world.idle()
+        assert len(await again.world.store.list_inbox(InboxState.INTERRUPTED)) == 1
+    assert [text for text in hooked.chat.texts() + chat.texts() if "interrupted" in text] == [
+        "[webhook/a: interrupted. The server was stopped before this was finished; it is not started again by itself.]"
+    ]
+
+
 async def test_a_direct_delivery_that_comes_twice_at_once_is_delivered_once() -> None:
     """The second one is told to come again, or, by another node, that it was delivered."""
     routes = {"a": {"prompt": "{text}", "deliver": "memory", "deliver_only": True}}
