@@ -51,8 +51,6 @@ PIECE_BYTES: Final = 512 * 1024
 KEPT_SECONDS: Final = 600.0
 """How long a request is handled, and its response kept, after the other node has last asked for a piece. A slow reader may take minutes for one."""
 LOOK_SECONDS: Final = 60.0
-STORE_TRIES: Final = 10
-STORE_PAUSE: Final = 0.5
 LEAVE_SECONDS: Final = 5.0
 
 _KEPT_BACK: Final = frozenset({b"authorization", b"cookie", b"x-api-key", b"proxy-authorization"})
@@ -262,21 +260,10 @@ class Relay:
         return await self._ask(node, MORE, exchange, {"after": after})
 
     async def _ask(self, node: str, kind: str, exchange: str, payload: Mapping[str, Any]) -> AnswerPiece:
-        """Request a piece. Retried while the store is unavailable: an offset identifies the piece, so nothing is read twice."""
+        """Request a piece. `ask` repeats what the store refuses, under the same id: the other node forgets what it has answered, and would handle it again."""
         seconds = POLL_SECONDS + ANSWER_SECONDS
-        tries = 0
-        while True:
-            try:
-                answer = await self._core.runtime.membership.ask(
-                    node, kind, exchange, payload, seconds=seconds, shown=False
-                )
-                break
-            except StoreError:
-                tries += 1
-                if tries == STORE_TRIES:
-                    raise
-                await trio.sleep(STORE_PAUSE)
-        return _piece(answer, node, kind)
+        ask = self._core.runtime.membership.ask
+        return _piece(await ask(node, kind, exchange, payload, seconds=seconds, shown=False), node, kind)
 
     # -- the node that handles it -------------------------------------------------------------------------------------------
 

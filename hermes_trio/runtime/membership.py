@@ -41,6 +41,11 @@ RETRY_SECONDS: Final = 1.0
 CLAIM_SECONDS: Final = 10.0
 """The longest pause between two attempts to claim a lease: a bot stands still for that long after the store works again."""
 
+ASK_SECONDS: Final = 5.0
+"""How long writing a request is retried."""
+
+ASK_PAUSE: Final = 0.5
+
 LATE_SECONDS: Final = 0.2
 """The delay between the expiry of another node's lease and its reaping: a heartbeat in flight may still arrive."""
 
@@ -376,21 +381,26 @@ class Membership:
     ) -> NodeAnswer | None:
         """Send a request to a node and wait at most `seconds` for its answer; return None if none came in that time.
 
-        `gone` in the answer means that the node did not exist or was reaped before it answered. With `seconds` 0 the request stays, durably. Without `shown`
-        the wait is not in the tree: two nodes that follow each other's trees would report each request as a change.
+        Raises what the store raises if the request cannot be written within `ASK_SECONDS`. `gone` in the answer means that the node did not exist or was reaped
+        before it answered. With `seconds` 0 the request stays, durably. Without `shown` the wait is not in the tree: two nodes that follow each other's trees
+        would report each request as a change.
         """
         store = self._core.store
         request = NodeRequest(
             id=self._core.ids.make("req_", 16), node=node, kind=kind, target=target, payload=payload or {}
         )
         answered = trio.Event()
+        until = trio.current_time() + min(seconds, ASK_SECONDS)
+        # Under the same id, and until it is read: a repetition of the whole call would be another request.
+        send = partial(retried, first=ASK_PAUSE, longest=ASK_PAUSE, over=lambda: trio.current_time() >= until)
+        read = partial(retried, first=ASK_PAUSE, longest=ASK_PAUSE)
         with store.subscribe(ANSWER_TOPIC, lambda _: answered.set(), request.id):
-            if not await store.ask_node(request):
+            if not await send(lambda: store.ask_node(request), f"send {kind} to node {node[:8]}"):
                 return NodeAnswer(gone=True)
             words = waiting(f"node {node[:8]} to answer {kind} {target}") if shown else nullcontext()
             with trio.move_on_after(seconds), words:
                 while True:
-                    found = await store.get_answer(request.id)
+                    found = await read(lambda: store.get_answer(request.id), f"read the answer of node {node[:8]}")
                     if found is not None:
                         return found
                     await answered.wait()

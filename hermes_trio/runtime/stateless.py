@@ -49,6 +49,7 @@ class StatelessEntry:
 
     def __init__(self, core: RuntimeCore, runs: Runs, nursery: Callable[[], trio.Nursery | None]) -> None:
         self._core = core
+        self.ends = core.ends
         self._nursery = nursery
         self.runs = runs
 

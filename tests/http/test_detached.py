@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
 
 import httpx2
+import msgspec
 import openai
 import pytest
 import trio
 
 from hermes_trio.http.settings import ServerSettings
-from hermes_trio.runtime.ports import Message, Reply, ToolCall
+from hermes_trio.runtime.ports import Message, Reply, ToolCall, TurnStart
 from hermes_trio.runtime.turn import Turn
-from hermes_trio.store import open_store
+from hermes_trio.store import CommitUncertain, StoreError, open_store
+from hermes_trio.store.ports import Store
 
 from .gateway import KEY, Gateway, eventually, open_gateway
 
@@ -173,6 +176,77 @@ async def test_a_background_response_is_made_once_for_each_idempotency_key() -> 
         assert len(set(ids)) == 2
         assert len((await gateway.http.get("/v1/runs")).json()["data"]) == 3
         await gateway.idle()
+
+
+async def test_a_response_whose_beginning_has_a_lost_answer_is_in_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its run is only a row until the store has repeated its answer: a repetition of the request finds it, and does not say that it has failed."""
+    agent = Slow()
+    lost, again = trio.Event(), trio.Event()
+
+    def loses(begin: Callable[[TurnStart], Awaitable[None]]) -> Callable[[TurnStart], Awaitable[None]]:
+        async def begin_turn(start: TurnStart) -> None:
+            await begin(start)
+            if not lost.is_set():
+                lost.set()
+                await again.wait()
+                raise CommitUncertain("the answer was lost")
+
+        return begin_turn
+
+    async with open_gateway(agent) as gateway:
+        for runtime in gateway.runtimes or [gateway.runtime]:
+            monkeypatch.setattr(runtime.store, "begin_turn", loses(runtime.store.begin_turn))
+            impatient = msgspec.structs.replace(runtime.core.settings, finish_seconds=0.3)
+            monkeypatch.setattr(runtime.core, "settings", impatient)
+        answers: list[httpx2.Response] = []
+
+        async def ask() -> None:
+            body = {"input": "x", "background": True}
+            answers.append(await gateway.http.post("/v1/responses", json=body, headers={"Idempotency-Key": "k"}))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask)
+            await lost.wait()
+            await ask()
+            again.set()
+        unknown, repeated = sorted(answers, key=lambda answer: answer.is_success)
+        assert unknown.status_code >= 500
+        assert repeated.json()["status"] == "in_progress"
+        agent.go.set()
+        await gateway.ended(repeated.headers["x-hermes-run-id"])
+        assert agent.ended == ["done"]
+
+
+async def test_a_response_that_did_not_begin_is_removed_though_that_fails_at_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The client is told that nothing was started, and no queued response is left behind."""
+    removed: list[str] = []
+
+    async def refused(start: TurnStart) -> None:
+        raise StoreError("no")
+
+    async with open_gateway(Slow()) as gateway:
+        for runtime in gateway.runtimes or [gateway.runtime]:
+            delete = cast("Store", runtime.store).delete_response
+
+            async def fails_once(
+                tenant: str | None, id: str, delete: Callable[[str | None, str], Awaitable[bool]] = delete
+            ) -> bool:
+                removed.append(id)
+                if len(removed) == 1:
+                    raise StoreError("no")
+                return await delete(tenant, id)
+
+            monkeypatch.setattr(runtime.store, "begin_turn", refused)
+            monkeypatch.setattr(runtime.store, "delete_response", fails_once)
+        answer = await gateway.http.post("/v1/responses", json={"input": "x", "background": True})
+        assert answer.status_code >= 500
+
+        async def gone() -> bool:
+            return len(removed) > 1 and await gateway.core.store.get_response(None, removed[0]) is None
+
+        await eventually(gone)
 
 
 async def test_a_background_response_is_streamed_while_it_is_made() -> None:

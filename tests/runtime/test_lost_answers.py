@@ -82,12 +82,12 @@ async def test_the_row_that_only_the_tree_needs_does_not_cost_a_message(virtual_
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize("verb", ["take_requests", "answer_request"])
+@pytest.mark.parametrize("verb", ["ask_node", "take_requests", "answer_request", "get_answer"])
 @pytest.mark.parametrize("times", [1, 3])
 async def test_a_request_is_handled_once_and_answered(
     virtual_clock: object, verb: str, after: bool, times: int
 ) -> None:
-    """Whatever fails on the node that handles it, and however often: the action is done once, and the node that asked gets its answer in time."""
+    """Whatever fails on the node that asks or on the one that handles it: the action is done once, and the node that asked gets its answer in time."""
     handled: list[str] = []
 
     async def write(request: NodeRequest) -> Mapping[str, Any]:
@@ -98,7 +98,7 @@ async def test_a_request_is_handled_once_and_answered(
     faults = StoreFaults()
     async with (
         open_nodes(lease_seconds=3.0) as nodes,
-        nodes.make(agent, "one") as one,
+        nodes.make(agent, "one", faults=faults) as one,
         nodes.make(agent, "two", faults=faults) as two,
     ):
         with two.membership.answering("write", write):

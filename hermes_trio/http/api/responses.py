@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Annotated, Any, Final, cast
 
 import msgspec
@@ -48,6 +49,7 @@ from hermes_trio.http.schemas import (
 from hermes_trio.http.streams import StreamWriter
 from hermes_trio.http.turns import SessionClaim
 from hermes_trio.http.unseen_steps import kept_steps, opening_of, restore_steps
+from hermes_trio.runtime.ends import End
 from hermes_trio.runtime.errors import OutcomeUnknown
 from hermes_trio.runtime.outcome import CancelCause, Cause, Outcome, TurnState
 from hermes_trio.runtime.ports import Message, ToolCall, TurnInput
@@ -609,7 +611,8 @@ async def _start_background(
     except Exception as error:
         refusal = error
     if refusal is not None:
-        await store.delete_response(writing.tenant, asked.id)
+        forget = partial(store.delete_response, writing.tenant, asked.id)
+        await request.core.runtime.stateless.ends.put(End(f"response {asked.id}, which did not begin", forget))
         if isinstance(refusal, AlreadyStarted):
             return await _started_before(request, refusal.run_id)
         raise refusal
@@ -819,7 +822,8 @@ async def _is_made(request: Request, run_id: str) -> bool:
     core = request.core
     if core.runtime.stateless.runs.find(run_id) is not None:
         return True
-    row = await core.store.get_run(run_id) if core.shared else None
+    # Also with one owner: until the store has said that it was written, a run is only in its row.
+    row = await core.store.get_run(run_id)
     return row is not None and not row.status.terminal
 
 
