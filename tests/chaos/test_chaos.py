@@ -2,8 +2,9 @@
 
 After each scenario: what was acknowledged is stored, nothing is doubled, each run has one end and the events 1..n, no text was delivered twice, and no row
 is owned by a node that has ended. A takeover takes at most the lease and a second, plus the time for which the loop of every possible reaper, or the
-database, was delayed: on a machine that starves its processes takeovers are later, and a live node may be taken over, which is safe, counted, and
-does not happen on an idle machine. Beside other tests (pytest-xdist) leases are longer, and the time of a takeover is not judged.
+database, was delayed: on a machine that starves its processes takeovers are later, and a live node may be taken over, which is safe and counted. It is a
+violation if neither the disk, the network, the processors nor the node itself was late. No process of a node is left at the end. Beside other tests
+(pytest-xdist) leases are longer, and neither the time of a takeover nor its cause is judged.
 """
 
 from __future__ import annotations
