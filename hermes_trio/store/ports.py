@@ -396,8 +396,9 @@ class CronStore(Protocol):
         state: CronState = CronState.CLAIMED,
         error: str = "",
         next_at: float | None = None,
+        count: bool = False,
     ) -> bool:
-        """Claim a slot (or record it as skipped or missed) and set the job's next time to `next_at`, in one transaction.
+        """Claim a slot (or record it as skipped or missed) set the job's next time to `next_at`, and `count` the run in the job, in one transaction.
 
         Returns False if the slot has a row already: then it was claimed before, and only `next_at` changed.
         """

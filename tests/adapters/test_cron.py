@@ -224,7 +224,7 @@ async def test_a_long_absence_has_a_bounded_number_of_rows_that_says_how_many_th
 
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize(
-    "verb", ["claim_cron_slot", "accept_message", "start_cron_slot", "finish_cron_slot", "put_cron_job", "set_meta"]
+    "verb", ["claim_cron_slot", "accept_message", "start_cron_slot", "finish_cron_slot", "set_meta"]
 )
 async def test_a_slot_runs_once_though_a_write_about_it_fails(verb: str, after: bool) -> None:
     """A write fails twice, before or after its commit: the slot is run once, its row has its end, and the next slot is run as well."""
@@ -245,17 +245,84 @@ async def test_a_slot_runs_once_though_a_write_about_it_fails(verb: str, after: 
 
 
 @pytest.mark.parametrize("after", [False, True])
-@pytest.mark.parametrize("verb", ["claim_cron_slot", "put_cron_job"])
-async def test_a_job_that_runs_so_many_times_does_though_its_claim_fails(verb: str, after: bool) -> None:
+async def test_a_job_that_runs_so_many_times_does_though_its_claim_fails(after: bool) -> None:
     """A run whose writes are repeated counts once."""
     agent = scripted()
     faults = StoreFaults()
     async with open_cron(agent, faults=faults) as cron:
         await cron.add("every 10m", repeat=2)
-        faults.fail(verb, times=2, after_commit=after)
+        faults.fail("claim_cron_slot", times=2, after_commit=after)
         await trio.sleep(3600)
         await cron.world.idle()
         assert len(agent.turns) == 2
+
+
+async def test_a_job_whose_slots_the_store_refuses_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The slots of other jobs run in time, and the job itself runs when the store accepts its claim."""
+    agent = scripted()
+    async with open_cron(agent) as cron:
+        bad, good = await cron.add("every 10m", name="a"), await cron.add("every 10m", name="b")
+        healed = trio.Event()
+        for node in cron.world.nodes:
+            store = node.hub.messaging.store
+
+            async def picky(job_id: str, *args: Any, claim: Any = store.claim_cron_slot, **named: Any) -> bool:
+                if job_id == bad and not healed.is_set():
+                    raise StoreError("no")
+                return await claim(job_id, *args, **named)
+
+            monkeypatch.setattr(store, "claim_cron_slot", picky)
+        await trio.sleep(1300)
+        assert await cron.states(good) == ["completed"] * 2
+        assert await cron.states(bad) == []
+        healed.set()
+        await trio.sleep(60)
+        await cron.world.idle()
+        assert (await cron.states(bad))[-1] == "completed"
+
+
+async def test_a_job_that_is_changed_while_it_is_counted_keeps_the_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process changes the job between the scheduler's reading and its claim: the prompt is the new one, and the run is counted."""
+    agent = scripted()
+    async with open_cron(agent) as cron:
+        job = await cron.add("every 10m", repeat=3)
+        for node in cron.world.nodes:
+            store = node.hub.messaging.store
+
+            async def changes(
+                job_id: str, *args: Any, store: Any = store, claim: Any = store.claim_cron_slot, **named: Any
+            ):
+                row = await store.get_cron_job(job_id)
+                if row.spec["prompt"] != "new":
+                    await store.put_cron_job(msgspec.structs.replace(row, spec={**row.spec, "prompt": "new"}))
+                return await claim(job_id, *args, **named)
+
+            monkeypatch.setattr(store, "claim_cron_slot", changes)
+        await trio.sleep(650)
+        await cron.world.idle()
+        row = await cron.world.store.get_cron_job(job)
+        assert row is not None
+        assert (row.spec["prompt"], row.spec["completed"]) == ("new", 1)
+
+
+@pytest.mark.parametrize("after", [False, True])
+async def test_what_a_slot_owes_is_marked_though_its_start_is_not_written(after: bool) -> None:
+    """If the server died now, the next start would tell the addresses of the job: the mark does not depend on another write."""
+    marks: list[object] = []
+    faults = StoreFaults()
+
+    async def agent(turn: Turn) -> str:
+        session = turn.context.session_id
+        marks.append(await turn.core.store.get_meta(f"one_shot:{session}"))  # pyright: ignore[reportAttributeAccessIssue]
+        return "done"
+
+    async with open_cron(agent, faults=faults) as cron:
+        await cron.add("every 10m")
+        faults.fail("start_cron_slot", after_commit=after)
+        await trio.sleep(700)
+        await cron.world.idle()
+        assert len(marks) == 1
+        assert marks[0]
 
 
 async def test_a_clock_that_goes_back_runs_nothing_twice() -> None:

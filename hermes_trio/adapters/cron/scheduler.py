@@ -11,6 +11,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -28,6 +29,7 @@ from hermes_trio.runtime.ends import End
 from hermes_trio.runtime.errors import OutcomeUnknown, RuntimeProblem
 from hermes_trio.runtime.outcome import Outcome, TurnState
 from hermes_trio.runtime.ports import CRON_TOPIC, InboxKind, InboxRow, NewMessage, RuntimeStore, TurnInput
+from hermes_trio.runtime.retrying import retried
 from hermes_trio.runtime.tree import waiting
 from hermes_trio.runtime.turn import Turn
 from hermes_trio.store import Page
@@ -48,6 +50,9 @@ CHECK_SECONDS: Final = 60.0
 
 JUMP_SECONDS: Final = 2.0
 STORE_SECONDS: Final = 5.0
+FIRST_SECONDS: Final = 0.2
+"""The first pause before a write about a slot is tried again. The slots of other jobs wait meanwhile."""
+
 MOST_RUNNING: Final = 1000
 """The maximum of executions that are read to find those that run on other nodes."""
 
@@ -100,16 +105,24 @@ class CronInterface(OneShotInterface):
 
     async def on_turn_start(self, turn: Turn) -> None:
         self._turns[turn.id] = turn
+        core, store, job_id = self._messaging.runtime.core, self._messaging.store, turn.context.chat_id
         given = turn.input.payload.get("places")
-        if given is not None:
-            self._places[turn.id] = tuple(Address(*place) for place in given)
-            slot = float(turn.input.payload["slot"])
-            await self._messaging.store.start_cron_slot(turn.context.chat_id, slot, session_id=turn.context.session_id)
+        if given is None:
+            find = partial(store.get_cron_job, job_id)
+            over = lambda: core.draining  # noqa: E731 - one condition
+            try:
+                row = await retried(find, f"read cron job {job_id}", first=0.2, works=core.ends.works, over=over)
+                if row is not None:
+                    self._places[turn.id] = resolve(self._messaging, ScheduledJob.read(row)).addresses
+            except Exception:
+                logger.exception("could not read cron job %s; its background work reports to the first address", job_id)
         else:
-            row = await self._messaging.store.get_cron_job(turn.context.chat_id)
-            if row is not None:
-                self._places[turn.id] = resolve(self._messaging, ScheduledJob.read(row)).addresses
+            self._places[turn.id] = tuple(Address(*place) for place in given)
         await super().on_turn_start(turn)
+        if given is not None:
+            slot = float(turn.input.payload["slot"])
+            start = partial(store.start_cron_slot, job_id, slot, session_id=turn.context.session_id)
+            await core.ends.put(End(f"the start of slot {slot} of cron job {job_id}", start))
 
     async def ended(self, turn: Turn, outcome: Outcome) -> None:
         """Store the end of the slot with the end of its own turn; background work may still report later."""
@@ -220,8 +233,12 @@ class CronScheduler:
             if next_at <= self._clock():
                 if self._messaging.runtime.draining or await self._is_full():
                     continue
-                async with self._lock:
-                    next_at = await self._fire(row.id)
+                try:
+                    async with self._lock:
+                        next_at = await self._fire(row.id)
+                except StoreError as error:
+                    logger.error("could not run cron job %s (%s); retrying: %s", row.name, row.id, error)
+                    next_at = self._clock() + STORE_SECONDS
             if next_at is not None:
                 soonest = next_at if soonest is None else min(soonest, next_at)
         return soonest
@@ -279,24 +296,30 @@ class CronScheduler:
             return following
         if job.times is not None and job.completed + 1 >= job.times:
             following = None
-        # Counted before it is claimed: if the server dies in between, a job that should run so many times runs once less, and never once more.
-        counted = msgspec.structs.replace(row, spec={**row.spec, "completed": job.completed + 1})
-        await self._written(lambda: store.put_cron_job(counted))
         if await self._account(row, slot, CronState.CLAIMED, "", following):
             await self._start(job, slot.timestamp())
         return following
 
     async def _written(self, write: Callable[[], Awaitable[object]]) -> bool:
-        """Retry a write until the store has answered, so that no claim is lost. A write whose answer was lost counts as made."""
+        """Write, and retry while the store fails. A write whose answer was lost counts as made.
+
+        Raises the error of a write that the store refuses while it accepts others: nothing of it is written. One that may be written is retried until
+        the store has answered, so that no claim is lost.
+        """
         unknown = False
-        while True:
+
+        async def attempt() -> bool:
+            nonlocal unknown
             try:
                 return bool(await write()) or unknown
-            except StoreError as error:
-                unknown = unknown or isinstance(error, OutcomeUnknown)
-                logger.error("could not store a cron slot; retrying in %g s: %s", STORE_SECONDS, error)
-            with waiting("the store, to write a slot down"):
-                await trio.sleep(STORE_SECONDS)
+            except OutcomeUnknown:
+                unknown = True
+                raise
+
+        async def works() -> bool:
+            return not unknown and await self._messaging.runtime.core.ends.works()
+
+        return await retried(attempt, "store a cron slot", first=FIRST_SECONDS, longest=STORE_SECONDS, works=works)
 
     async def _account(
         self, row: CronJob, slot: datetime, state: CronState, error: str, following: float | None
@@ -304,7 +327,9 @@ class CronScheduler:
         """Write the row of a slot, and advance the job. Return False if another scheduler has written it."""
         store, at = self._messaging.store, slot.timestamp()
         claimed = await self._written(
-            lambda: store.claim_cron_slot(row.id, at, state=state, error=error, next_at=following)
+            lambda: store.claim_cron_slot(
+                row.id, at, state=state, error=error, next_at=following, count=state is CronState.CLAIMED
+            )
         )
         if following is None:
             end = End(f"the schedule of cron job {row.id}", lambda: store.set_cron_next(row.id, None))

@@ -107,6 +107,18 @@ def claim_slot(
     return bool(claimed)
 
 
+def count_slot(db: Database, now: float, owner: str, job_id: str, *claim: Any) -> bool:
+    """Do what `claim_slot` does, and count the run in the job if it claims the slot. What was changed in the job meanwhile stays."""
+    if not claim_slot(db, now, owner, job_id, *claim):
+        return False
+    sql = "UPDATE cron_jobs SET spec = ? WHERE id = ? AND spec = ?"
+    while (found := one(db, "SELECT spec FROM cron_jobs WHERE id = ?", (job_id,))) is not None:
+        spec = load_mapping(found[0])
+        if changed(db, sql, (dump({**spec, "completed": int(spec.get("completed", 0)) + 1}), job_id, found[0])):
+            break
+    return True
+
+
 def start_slot(db: Database, now: float, owner: str, job_id: str, slot: float, session_id: str) -> bool:
     """Record that a slot begins to run. Its runner owns it from now on, also if another node has claimed it, or could not begin it."""
     sql = (
@@ -173,12 +185,14 @@ class SqliteCron(Verbs):
         state: CronState = CronState.CLAIMED,
         error: str = "",
         next_at: float | None = None,
+        count: bool = False,
     ) -> bool:
-        """Claim a slot (or record it as skipped or missed) and set the job's next time to `next_at`, in one transaction.
+        """Claim a slot (or record it as skipped or missed) set the job's next time to `next_at`, and `count` the run in the job, in one transaction.
 
         Returns False if the slot has a row already: then it was claimed before, and only `next_at` changed.
         """
-        return await self._write(claim_slot, self._clock(), self.owner, job_id, slot, state.value, error, next_at)
+        claim = (self._clock(), self.owner, job_id, slot, state.value, error, next_at)
+        return await (self._write(count_slot, *claim) if count else self._write(claim_slot, *claim))
 
     async def start_cron_slot(self, job_id: str, slot: float, *, session_id: str) -> bool:
         """Record that a claimed slot begins to run in a session."""
