@@ -7,6 +7,7 @@ next start and the person is told so.
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from typing import Final
@@ -19,7 +20,7 @@ from hermes_trio.runtime.errors import Draining, MailboxFull
 from hermes_trio.runtime.interface import Inbox
 from hermes_trio.runtime.ports import NewMessage
 from hermes_trio.runtime.turn import Turn
-from hermes_trio.store.errors import StoreBusy
+from hermes_trio.store.errors import StoreBusy, StoreError
 from hermes_trio.store.records import ApprovalChoice
 
 from .access import Access, AccessControl
@@ -35,8 +36,11 @@ from .session_keys import SessionKeyError, Source, attributed_text, session_key
 
 __all__ = ["Inbound"]
 
+logger = logging.getLogger(__name__)
+
 REMEMBERED: Final = 4096
-"""The number of events of one platform that are remembered, so that a command is not executed twice. The store remembers messages."""
+"""The number of events of one platform that are remembered, so that a command is not executed twice. The store remembers messages, and for other nodes
+commands."""
 
 ACK_SECONDS: Final = 30.0
 
@@ -84,7 +88,7 @@ class Inbound:
             return Received(disposition=Disposition.DUPLICATE)
         ended = self._open[event] = trio.Event()
         try:
-            received = await self._dispose(platform, incoming, key)
+            received = await self._once(platform, incoming, key)
             if received.disposition is not Disposition.REFUSED:
                 seen[incoming.event_id] = None
         finally:
@@ -106,6 +110,27 @@ class Inbound:
         return answered_text(await self._commands.answer(source, approval.scope, answer, approval_id), answer)
 
     # -- one message -----------------------------------------------------------------------------------------------------------------
+
+    async def _once(self, platform: Platform, incoming: Incoming, key: str) -> Received:
+        """Dispose of an event, unless another node has executed it: a command, or a word that answers a question. Of messages the inbox knows which it has."""
+        messaging = self._messaging
+        text = incoming.text
+        executed = parse_command(text, prefix=platform.adapter.command_prefix) or bare_answer(text, waiting=True)
+        if executed is None or not messaging.runtime.core.shared:
+            return await self._dispose(platform, incoming, key)
+        route = f"commands of {platform.name}"
+        async with messaging.runtime.core.membership.holding(f"{route}: {incoming.event_id}"):
+            if await messaging.store.delivery_known(route, incoming.event_id):
+                return Received(disposition=Disposition.DUPLICATE, session_key=key)
+            received = await self._dispose(platform, incoming, key)
+            if received.disposition in (Disposition.COMMAND, Disposition.ANSWERED):
+                try:
+                    with messaging.committing():
+                        await messaging.store.record_delivery(route, incoming.event_id)
+                except StoreError as error:
+                    # Not passed on: the platform would deliver it again, and it has been executed.
+                    logger.error("could not record the command %s of %s: %s", incoming.event_id, platform.name, error)
+        return received
 
     async def _dispose(self, platform: Platform, incoming: Incoming, key: str) -> Received:
         source = incoming.source

@@ -25,7 +25,6 @@ from hermes_trio.runtime.ports import Reply
 from hermes_trio.runtime.runtime import Runtime
 from hermes_trio.runtime.turn import Turn
 from hermes_trio.store import open_store
-from hermes_trio.store.backend import open_backend
 from hermes_trio.testing.gateway import eventually
 from tests import node_mode
 
@@ -58,6 +57,18 @@ class Gateway:
     """All of them, if there are several."""
     urls: Sequence[str] = ()
     """The address of each."""
+
+    def rotate(self) -> dict[str, list[Callable[[Any], Awaitable[None]]]]:
+        """The event hooks with which the client of another library sends each request to the next of the servers."""
+        urls = cycle(httpx2.URL(url) for url in self.urls)
+
+        async def send_elsewhere(request: Any) -> None:
+            await trio.lowlevel.checkpoint()
+            url = next(urls)
+            request.url = request.url.copy_with(host=url.host, port=url.port)
+            request.headers["Host"] = f"{url.host}:{url.port}"
+
+        return {"request": [send_elsewhere]}
 
     @property
     def jobs(self) -> int:
@@ -228,22 +239,14 @@ async def open_gateway(
 ) -> AsyncIterator[Gateway]:
     """A gateway for the body of the `async with`; everything that it started has ended afterwards.
 
-    While `node_mode.NODES` is more than one it is so many runtimes with a server each, on one store in memory, and each request of `Gateway.http` goes to
-    another one.
+    While `node_mode.NODES` is more than one it is so many runtimes with a server each, on one store, and each request of `Gateway.http` goes to another
+    one.
     """
     limits = Limits() if limits is None else limits
     settings = RuntimeSettings(max_turns=limits.concurrent_turns, watchdog_seconds=0)
     with trio.fail_after(seconds):
         async with AsyncExitStack() as stack:
-            if node_mode.NODES > 1 and path is None:
-                names = [f"node-{number}" for number in range(node_mode.NODES)]
-                if node_mode.URL:
-                    opened = [open_backend(node_mode.URL, node_name=name) for name in names]
-                else:
-                    store = await stack.enter_async_context(open_store(None))
-                    opened = [store.shared(name) for name in names]
-            else:
-                opened = [open_store(path)]
+            opened = await stack.enter_async_context(node_mode.open_stores(open_store(path)))
             runtimes = [
                 await stack.enter_async_context(Runtime(agent=agent, store=one, settings=settings)) for one in opened
             ]

@@ -55,7 +55,8 @@ class Slow:
 
 def client_of(gateway: Gateway) -> openai.AsyncOpenAI:
     """The official client."""
-    return openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key=KEY, max_retries=0)
+    http = openai.DefaultAsyncHttpxClient(event_hooks=gateway.rotate())
+    return openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key=KEY, max_retries=0, http_client=http)
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/messages"])

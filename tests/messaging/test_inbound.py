@@ -100,6 +100,20 @@ async def test_an_event_that_is_delivered_twice_is_done_once(tmp_path: Path) -> 
     assert len(agent.turns) == 1
 
 
+async def test_an_answer_that_is_delivered_twice_is_not_a_message() -> None:
+    """The word answered the question; its second delivery says nothing to the agent, on whichever node it arrives."""
+    chat, worlds = MemoryPlatform(), list[World]()
+    agent = scripted(asks(lambda: worlds[0]))
+    async with open_world(agent, chat) as world:
+        worlds.append(world)
+        await chat.say("clean up", event_id="1")
+        await chat.wait_sent(1)
+        assert (await chat.say("no", event_id="2")).disposition is Disposition.ANSWERED
+        assert (await chat.say("no", event_id="2")).disposition is Disposition.DUPLICATE
+        await world.idle()
+    assert len(agent.turns) == 1
+
+
 async def test_two_redeliveries_at_the_same_moment_are_one_message() -> None:
     """The claim is made before the first await."""
     chat, agent = MemoryPlatform(), scripted()

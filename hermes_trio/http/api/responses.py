@@ -798,23 +798,29 @@ async def _body_of(request: Request, response_id: str) -> bytes:
     if live is not None and request.caller.owns(live[0]):
         return live[1]()
     stored = await request.core.store.get_response(request.caller.sees, response_id)
-    if stored is None and request.core.shared and response_id.startswith("resp_"):
-        elsewhere = await request.core.live_elsewhere(response_id)
-        if elsewhere is not None and request.caller.owns(elsewhere[0]):
-            return elsewhere[1]
+    if stored is None and (elsewhere := await _live_elsewhere(request, response_id)) is not None:
+        return elsewhere
     if stored is None:
         stored = await find_response(request, response_id)  # it may have ended meanwhile
     if b'"status":"queued"' not in stored.body[:200]:
         return stored.body
     body: dict[str, Any] = msgspec.json.decode(stored.body)
     if await _is_made(request, run_of(response_id)):
-        return encode_json({**body, "status": "in_progress"})
+        return await _live_elsewhere(request, response_id) or encode_json({**body, "status": "in_progress"})
     error = {
         "code": "interrupted",
         "message": "The server stopped while this response was made.",
         "type": "server_error",
     }
     return encode_json({**body, "status": "failed", "error": error})
+
+
+async def _live_elsewhere(request: Request, response_id: str) -> bytes | None:
+    """Return a response that another node makes as it is now, with its output so far."""
+    if not request.core.shared or not response_id.startswith("resp_"):
+        return None
+    elsewhere = await request.core.live_elsewhere(response_id)
+    return None if elsewhere is None or not request.caller.owns(elsewhere[0]) else elsewhere[1]
 
 
 async def _is_made(request: Request, run_id: str) -> bool:
