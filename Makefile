@@ -183,6 +183,10 @@ bench-start: $(VENV)/.installed-dev ## Import time, time to the first answer, id
 bench-tails: $(VENV)/.installed-dev ## 10,000 readers of runs of another node, at 4,000 events a second
 	@$(PY) -m bench.tails $(QUICKFLAG) $(ARGS)
 
+.PHONY: bench-disk
+bench-disk: $(VENV)/.installed-dev ## What a turn and a run leave on the disk of PostgreSQL, and what a live run weighs
+	@$(PY) -m bench.disk $(QUICKFLAG) $(ARGS)
+
 .PHONY: bench-scale
 bench-scale: $(VENV)/.installed-dev ## PostgreSQL beside SQLite and the reference: CPU of a turn with 1, 2 and 4 workers, notifications, balance
 	@$(PY) -m bench.scale $(QUICKFLAG) $(ARGS)

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from tests.node_mode import parametrize_nodes, set_nodes
 
 NODE_MODULES = frozenset(
-    {"test_cron", "test_discord", "test_hazards", "test_slack", "test_telegram", "test_web", "test_webhook"}
+    {
+        "test_contract",
+        "test_cron",
+        "test_discord",
+        "test_hazards",
+        "test_slack",
+        "test_telegram",
+        "test_web",
+        "test_webhook",
+    }
 )
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run the tests of `NODE_MODULES` on one node, and on three."""
-    parametrize_nodes(metafunc, NODE_MODULES, frozenset({"test_web"}))
+    parametrize_nodes(metafunc, NODE_MODULES, frozenset({"test_discord", "test_telegram", "test_web"}))
 
 
 @pytest.fixture(autouse=True)
-def nodes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+def nodes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """How many gateways the test of an adapter has."""
-    return set_nodes(request, monkeypatch)
+    yield from set_nodes(request, monkeypatch)

@@ -34,13 +34,9 @@ async def open_bench(platform: Platform, agent: Agent | None = None) -> AsyncIte
     While `node_mode.NODES` is more than one it is so many gateways on one store, each with an adapter of its own, of which the first is connected; what it
     brings goes to one gateway after the other.
     """
-    several = node_mode.NODES > 1
     platforms = [platform, *(deepcopy(platform) for _ in range(node_mode.NODES - 1))]
     async with AsyncExitStack() as stack:
-        opened: list[Any] = [open_store(None, runner=Runner.INLINE)]
-        if several:
-            base = await stack.enter_async_context(opened[0])
-            opened = [base.shared(f"node-{number}") for number in range(node_mode.NODES)]
+        opened = await stack.enter_async_context(node_mode.open_stores(open_store(None, runner=Runner.INLINE)))
         worlds: list[World] = []
         for own, store in zip(platforms, opened, strict=True):
             options = GatewayOptions(outbox=QUICK)
@@ -50,7 +46,7 @@ async def open_bench(platform: Platform, agent: Agent | None = None) -> AsyncIte
             if own is platform:
                 await world.connected(platform.name)
             worlds.append(attrs.evolve(world, nodes=worlds))
-        if several:
+        if len(worlds) > 1:
             platform.adapter.gateway = RotatingHub([world.hub for world in worlds], [one.adapter for one in platforms])
         yield worlds[0]
 

@@ -8,23 +8,31 @@ from __future__ import annotations
 import io
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
 import msgspec
+import pytest
 import trio
 
-from hermes_trio.adapters.assembly import CHAT_PLATFORMS
+from hermes_trio.adapters.assembly import CHAT_PLATFORMS, OpenAdapters
 from hermes_trio.adapters.cli.chat import ChatAdapter
 from hermes_trio.adapters.cli.screen import Screen
 from hermes_trio.adapters.web.adapter import WebAdapter, _owner
 from hermes_trio.base.mounts import MountCaller, MountRequest
-from hermes_trio.messaging.contract import Adapter
+from hermes_trio.messaging.contract import Adapter, AdapterState
 from hermes_trio.store import StoreError, open_store
 from hermes_trio.testing.contracts import AdapterBench, AdapterContract
+from hermes_trio.testing.fakes import ScriptedAgent
+from hermes_trio.testing.faults import StoreFaults
+from hermes_trio.testing.gateway import eventually
 from hermes_trio.testing.platforms import FakeSlack, FakeTelegram
+from tests import node_mode
 from tests.e2e.chat_drivers import DRIVERS, Driver, open_driver
 from tests.e2e.chat_world import platforms_of
+from tests.messaging.harness import RotatingHub
 
 
 class PlatformBench(AdapterBench):
@@ -52,6 +60,36 @@ class PlatformBench(AdapterBench):
         return [one.text for one in self._driver.seen_in(self._place)]
 
 
+class NodesContract(AdapterContract):
+    """The contract with a gateway that is, while `node_mode.NODES` is more than one, so many on one store; what the platform brings goes to one after
+    the other.
+    """
+
+    def another(self, adapter: Adapter) -> Adapter:
+        """The adapter of another node."""
+        return deepcopy(adapter)
+
+    @asynccontextmanager
+    async def open_gateway(
+        self, adapter: Adapter, agent: ScriptedAgent, faults: StoreFaults, store: Any = None
+    ) -> AsyncIterator[OpenAdapters]:
+        adapters = [adapter, *(self.another(adapter) for _ in range(node_mode.NODES - 1))]
+        async with AsyncExitStack() as stack:
+            stores = await stack.enter_async_context(node_mode.open_stores(open_store(None, runner="inline")))
+            opened: list[OpenAdapters] = []
+            for own, one in zip(adapters, stores, strict=True):
+                gateway = super().open_gateway(own, agent, faults, one)
+                opened.append(await stack.enter_async_context(gateway))
+                if own is adapter:
+                    running = opened[0].hub.runners[adapter.platform]
+                    await eventually(lambda running=running: running.state is AdapterState.CONNECTED)
+            if len(opened) > 1:
+                hub = RotatingHub([one.hub for one in opened], adapters)
+                next(hub.turns)  # the message comes in on a node that is not connected to the platform
+                adapter.gateway = hub
+            yield opened[0]
+
+
 @asynccontextmanager
 async def open_platform(name: str) -> AsyncIterator[AdapterBench]:
     """The bench of a platform, for the body of the `async with`."""
@@ -60,14 +98,14 @@ async def open_platform(name: str) -> AsyncIterator[AdapterBench]:
         yield PlatformBench(driver, platform.adapter)
 
 
-class TestTelegram(AdapterContract):
+class TestTelegram(NodesContract):
     """Long polling: Telegram keeps updates until they are confirmed."""
 
     def open_bench(self, tmp_path: Path):
         return open_platform("telegram")
 
 
-class TestDiscord(AdapterContract):
+class TestDiscord(NodesContract):
     """The Gateway: events without a connected session are not sent later."""
 
     keeps_messages = False
@@ -76,7 +114,7 @@ class TestDiscord(AdapterContract):
         return open_platform("discord")
 
 
-class TestSlack(AdapterContract):
+class TestSlack(NodesContract):
     """Socket Mode: an event that was not acknowledged comes again."""
 
     keeps_messages = False
@@ -89,7 +127,7 @@ def test_every_chat_platform_is_tested():
     """A platform of the product has a driver, and a subclass of the contract here."""
     assert set(DRIVERS) == set(CHAT_PLATFORMS)
     named = {f"Test{name.capitalize()}" for name in CHAT_PLATFORMS}
-    assert named <= {kind.__name__ for kind in AdapterContract.__subclasses__()}
+    assert named <= {kind.__name__ for kind in NodesContract.__subclasses__()}
 
 
 class BrowserBench(AdapterBench):
@@ -128,11 +166,14 @@ class BrowserBench(AdapterBench):
         return [one["text"] for one in told if one["event"] == "message"]
 
 
-class TestBrowser(AdapterContract):
+class TestBrowser(NodesContract):
     """The browser: its page sends again what was not taken, and reads a long message from its row, not from the live event."""
 
     keeps_messages = False
     test_a_long_text_goes_out_in_parts_within_the_limit = None
+
+    def another(self, adapter: Adapter) -> Adapter:
+        return WebAdapter()
 
     @asynccontextmanager
     async def open_bench(self, tmp_path: Path) -> AsyncIterator[AdapterBench]:
@@ -170,6 +211,7 @@ class TerminalBench(AdapterBench):
         return [line for line in self._file.getvalue().splitlines() if line.strip()]
 
 
+@pytest.mark.one_node
 class TestTerminal(AdapterContract):
     """A terminal has no ids and gives nothing twice: what the contract says about them is not for it."""
 

@@ -560,6 +560,7 @@ async def test_a_graceful_stop_tells_the_owner_and_ends_the_row(tmp_path: Path) 
         assert await again.reasons() == {CRON_COMPLETE}
 
 
+@pytest.mark.one_node  # nodes that are stopped in order hand their slots over
 async def test_a_slot_that_was_claimed_and_not_begun_when_the_server_died_is_told_and_not_run(tmp_path: Path) -> None:
     """At most once: the row says that it was interrupted, and its owner hears so exactly once."""
     path = tmp_path / "state.db"
@@ -655,6 +656,7 @@ async def test_a_year_of_cron(tmp_path: Path) -> None:
         assert counts["completed"] > 2500
 
 
+@pytest.mark.one_node
 async def test_what_the_api_changes_is_what_jobs_have() -> None:
     """The front end may not know the scheduler, so each has its list of fields; the one is a part of the other."""
     assert set(http_jobs._CHANGEABLE) == set(cron_jobs._FIELDS) - {"timezone", "origin"}
@@ -714,6 +716,7 @@ async def test_a_slot_that_becomes_a_dead_letter_has_failed_and_the_next_one_run
         assert "cannot read this" in (await cron.rows(job))[0].error
 
 
+@pytest.mark.one_node  # the first node of several starts although the store fails
 @pytest.mark.parametrize("after", [False, True])
 async def test_the_owner_of_a_slot_that_was_not_begun_is_told_though_the_store_fails(
     tmp_path: Path, after: bool

@@ -47,6 +47,7 @@ def adapter_of(made: Platform) -> DiscordAdapter:
     return made.adapter
 
 
+@pytest.mark.one_node
 @pytest.mark.parametrize(
     ("table", "words"),
     [
@@ -62,6 +63,7 @@ def test_a_mistake_in_the_table_names_the_key_and_what_is_accepted(table: dict[s
     assert all(word in str(raised.value) for word in words), raised.value
 
 
+@pytest.mark.one_node
 def test_the_environment_is_enough() -> None:
     """A token in the environment makes an adapter; without one there is none."""
     made = discord_platform({}, {"DISCORD_BOT_TOKEN": "from-env", "DISCORD_ALLOWED_USERS": "7"})
@@ -70,6 +72,7 @@ def test_the_environment_is_enough() -> None:
     assert discord_platform({}, {}) is None
 
 
+@pytest.mark.one_node
 def test_every_table_on_the_page_is_accepted() -> None:
     """The example in the documentation makes an adapter."""
     tables = tables_of("discord.md")
@@ -186,6 +189,7 @@ async def test_a_reply_whose_answer_is_lost_is_asked_for_under_its_nonce(fake: F
     assert len([call for call in fake.calls if call.method == "create_message"]) == 2
 
 
+@pytest.mark.one_node
 async def test_when_both_attempts_fail_the_doubt_of_the_first_stays(fake: FakeDiscord) -> None:
     """A refusal of the second attempt does not make the first one certain."""
     fake.fail("create_message", Drop(before=False))
@@ -197,6 +201,7 @@ async def test_when_both_attempts_fail_the_doubt_of_the_first_stays(fake: FakeDi
     assert result.retry_after == 30
 
 
+@pytest.mark.one_node
 async def test_what_cannot_be_sent_says_why(fake: FakeDiscord) -> None:
     """A channel that the bot may not write in is forbidden; one that is gone is not found."""
     fake.add_channel(CHANNEL)
@@ -307,6 +312,7 @@ async def restarting(fake: FakeDiscord, hub: Failing) -> AsyncIterator[list[Exce
         nursery.cancel_scope.cancel()
 
 
+@pytest.mark.one_node
 async def test_a_message_that_could_not_be_handled_is_replayed_when_the_adapter_starts_again(fake: FakeDiscord) -> None:
     """The session is resumed behind the last event before it; messages of other chats that were handled do not come again."""
     hub = Failing(one=1)
@@ -324,6 +330,7 @@ async def test_a_message_that_could_not_be_handled_is_replayed_when_the_adapter_
     assert (len(failures), kinds.count("identify"), kinds.count("resume")) == (1, 1, 1)
 
 
+@pytest.mark.one_node
 async def test_a_message_that_can_never_be_handled_is_skipped(
     fake: FakeDiscord, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -339,6 +346,7 @@ async def test_a_message_that_can_never_be_handled_is_skipped(
     assert f"failed {EVENT_ATTEMPTS} times; it is skipped" in caplog.text
 
 
+@pytest.mark.one_node
 async def test_a_session_that_cannot_be_connected_is_not_tried_for_ever(fake: FakeDiscord) -> None:
     """Its address may be gone: after an outage it is tried by the next start, and if that fails, a new session begins."""
     hub = Failing()
@@ -353,6 +361,7 @@ async def test_a_session_that_cannot_be_connected_is_not_tried_for_ever(fake: Fa
     assert "resume" not in [entry.kind for entry in fake.gateway.log]
 
 
+@pytest.mark.one_node
 async def test_messages_that_discord_does_not_replay_are_reported(
     fake: FakeDiscord, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -373,6 +382,7 @@ async def test_messages_that_discord_does_not_replay_are_reported(
     assert caplog.text.count("did not replay 3 events") == 1
 
 
+@pytest.mark.one_node
 async def test_messages_of_an_ended_session_that_fail_are_reported(
     fake: FakeDiscord, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -391,6 +401,7 @@ async def test_messages_of_an_ended_session_that_fail_are_reported(
     assert hub.texts() == ["elsewhere", "one"]
 
 
+@pytest.mark.one_node
 async def test_a_stop_reports_the_messages_that_are_not_handled(
     fake: FakeDiscord, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -403,6 +414,7 @@ async def test_a_stop_reports_the_messages_that_are_not_handled(
     assert "1 events of a Discord session that has ended were not handled" in caplog.text
 
 
+@pytest.mark.one_node
 async def test_what_discord_replays_too_often_is_handled_once(fake: FakeDiscord) -> None:
     """A resumed connection gets events again that were handled before."""
     fake.gateway.replayed = 100
@@ -419,6 +431,7 @@ async def test_what_discord_replays_too_often_is_handled_once(fake: FakeDiscord)
     assert hub.texts() == ["one", "two", "two", "three", "four"]
 
 
+@pytest.mark.one_node
 def test_a_store_that_cannot_be_reached_skips_no_message() -> None:
     """However often the store fails, the message is asked for again; other failures count."""
     session = GatewaySession("s", "")

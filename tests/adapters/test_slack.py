@@ -43,6 +43,7 @@ def adapter_of(made: Platform) -> SlackAdapter:
     return made.adapter
 
 
+@pytest.mark.one_node
 @pytest.mark.parametrize(
     ("table", "words"),
     [
@@ -61,6 +62,7 @@ def test_a_mistake_in_the_table_names_the_key_and_what_is_accepted(table: dict[s
     assert "xoxb-1" not in str(raised.value)
 
 
+@pytest.mark.one_node
 def test_the_environment_is_enough() -> None:
     """Two tokens in the environment make an adapter; without them there is none."""
     made = slack_platform({}, {"SLACK_BOT_TOKEN": "xoxb-e", "SLACK_APP_TOKEN": "xapp-e"})
@@ -69,6 +71,7 @@ def test_the_environment_is_enough() -> None:
     assert slack_platform({}, {}) is None
 
 
+@pytest.mark.one_node
 def test_every_table_on_the_page_is_accepted() -> None:
     """The example in the documentation makes an adapter."""
     tables = tables_of("slack.md")
@@ -77,6 +80,7 @@ def test_every_table_on_the_page_is_accepted() -> None:
         assert slack_platform(table["slack"], {}) is not None
 
 
+@pytest.mark.one_node
 @pytest.mark.parametrize(
     ("written", "read"),
     [
@@ -181,6 +185,7 @@ async def test_a_button_resolves_the_approval_and_goes_away(fake: FakeSlack) -> 
     assert question.text.endswith("Approved (once).")
 
 
+@pytest.mark.one_node
 async def test_an_envelope_is_acknowledged_only_when_the_gateway_has_it(fake: FakeSlack) -> None:
     """Cancelled before that, Slack delivers it again to the next connection."""
     adapter, gate = adapter_of(member(fake)), Gate()
@@ -214,6 +219,7 @@ async def test_an_event_that_slack_repeats_is_one_message() -> None:
         assert len(fake.messages) == 5
 
 
+@pytest.mark.one_node
 async def test_long_texts_know_both_of_slacks_limits(fake: FakeSlack) -> None:
     """Nothing is cut silently; an edit that is too long becomes a new message, and the old one goes away."""
     adapter = adapter_of(member(fake))
@@ -235,6 +241,7 @@ async def test_long_texts_know_both_of_slacks_limits(fake: FakeSlack) -> None:
     assert len(preview.versions[1]) <= 4_000
 
 
+@pytest.mark.one_node
 async def test_a_reply_to_a_thread_that_is_gone_stands_in_the_channel(fake: FakeSlack) -> None:
     """It is not lost."""
     adapter = adapter_of(member(fake))

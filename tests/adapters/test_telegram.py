@@ -48,6 +48,7 @@ def adapter_of(made: Platform) -> TelegramAdapter:
 # -- settings ----------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_node
 @pytest.mark.parametrize(
     ("table", "words"),
     [
@@ -70,6 +71,7 @@ def test_a_mistake_in_the_table_names_the_key_and_what_is_accepted(table: dict[s
     assert "1:a" not in str(raised.value)
 
 
+@pytest.mark.one_node
 def test_the_environment_completes_the_table_and_the_file_decides() -> None:
     """Token, allow-list and home may come from the environment; ids may be numbers; no table and no token is no adapter."""
     environment = {
@@ -94,6 +96,7 @@ def test_the_environment_completes_the_table_and_the_file_decides() -> None:
     assert "1:file" not in repr(adapter_of(made).settings)
 
 
+@pytest.mark.one_node
 def test_every_table_on_the_page_is_accepted() -> None:
     """The example in the documentation makes an adapter."""
     tables = tables_of("telegram.md")
@@ -160,6 +163,7 @@ async def test_a_caption_is_what_was_said_about_a_file(fake: FakeTelegram) -> No
 # -- confirming -------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_node
 async def test_an_update_is_confirmed_only_when_the_gateway_has_it(fake: FakeTelegram) -> None:
     """Cancelled before that, it is given out again; cancelled after it, Telegram is told before the adapter ends."""
     adapter, gate = adapter_of(member(fake)), Gate()
@@ -182,6 +186,7 @@ async def test_an_update_is_confirmed_only_when_the_gateway_has_it(fake: FakeTel
     assert len({one.event_id for one in gate.received}) == 1
 
 
+@pytest.mark.one_node
 async def test_a_slow_command_does_not_hold_up_other_people(fake: FakeTelegram) -> None:
     """Telegram gives nothing new out before everything is confirmed, so a command is confirmed while it is carried out."""
     adapter, gate = adapter_of(member(fake)), Gate()
@@ -211,6 +216,7 @@ async def test_polling_survives_an_outage(fake: FakeTelegram) -> None:
 # -- sending ----------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_node
 async def test_markup_that_telegram_does_not_take_is_sent_plainer(fake: FakeTelegram) -> None:
     """A table that grows beyond the limit when it is laid out arrives as it was written."""
     wide = "| name | text |\n| --- | --- |\n" + "".join(f"| {n} | x |\n" for n in range(90)) + f"| {'w' * 200} | last |"
@@ -258,6 +264,7 @@ async def test_a_rate_limit_is_waited_for(fake: FakeTelegram) -> None:
     assert len(fake.messages) == 1
 
 
+@pytest.mark.one_node
 async def test_replies_follow_a_group_that_moved_and_survive_a_topic_that_is_gone(fake: FakeTelegram) -> None:
     """A group that became a supergroup has another id; a deleted topic leaves the group."""
     fake.add_group(-500)

@@ -20,7 +20,6 @@ from hermes_trio.http.auth import AdminKey
 from hermes_trio.net.sse import EventReader
 from hermes_trio.runtime.ports import Message
 from hermes_trio.store import open_store
-from hermes_trio.store.backend import open_backend
 from tests import node_mode
 from tests.http.gateway import RotatingClient
 
@@ -36,15 +35,10 @@ async def open_chat(home: Path) -> AsyncIterator[tuple[Serving, httpx2.AsyncClie
     """
     with trio.fail_after(60):
         async with AsyncExitStack() as stack:
-            homes: list[Path] = [home]
-            stores: list[Any] = [None]
-            if node_mode.URL:
-                homes = [home / f"node-{number}" for number in range(node_mode.NODES)]
-                stores = [open_backend(node_mode.URL, node_name=one.name) for one in homes]
-            elif node_mode.NODES > 1:
-                homes = [home / f"node-{number}" for number in range(node_mode.NODES)]
-                base = await stack.enter_async_context(open_store(home / "state.db"))
-                stores = [base.shared(one.name) for one in homes]
+            stores = await stack.enter_async_context(node_mode.open_stores(open_store(home / "state.db")))
+            homes = [home / f"node-{number}" for number in range(len(stores))]
+            if len(stores) == 1:
+                homes, stores = [home], [None]
             servings = [
                 await stack.enter_async_context(
                     open_server(load_config({}, home=one, server={"port": 0}), AdminKey(KEY), store=store)
@@ -390,6 +384,7 @@ async def test_a_conversation_cannot_be_called_like_somebody_elses(tmp_path: Pat
         assert (await http.post(f"{BASE}/a/messages", json={"words": "x"})).status_code == 400
 
 
+@pytest.mark.one_node
 async def test_a_feed_forgets_what_is_too_old_and_says_so() -> None:
     """A reader that is too far behind reads the messages again; it is never given a part without saying so."""
     feed = OwnerFeed()

@@ -430,6 +430,7 @@ async def test_a_sender_that_leaves_does_not_leave_a_delivery_asleep() -> None:
             await hooked.chat.wait_sent(1)
 
 
+@pytest.mark.one_node
 @pytest.mark.parametrize(
     ("routes", "host", "message"),
     [

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,6 +22,7 @@ from hermes_trio.agent.approvals import Approvals
 from hermes_trio.agent.command_policy import ApprovalSettings
 from hermes_trio.agent.loop import ModelAgent
 from hermes_trio.messaging.contract import AdapterState
+from hermes_trio.messaging.hub import MessageHub
 from hermes_trio.messaging.platforms import Platform
 from hermes_trio.messaging.settings import OutboxSettings
 from hermes_trio.providers.routes import build_routes
@@ -32,6 +33,8 @@ from hermes_trio.testing.gateway import GatewayOptions, OpenTestGateway, eventua
 from hermes_trio.testing.platforms import FakeDiscord, FakeSlack, FakeTelegram
 from hermes_trio.tools.settings import TerminalSettings, ToolSettings
 from hermes_trio.tools.toolbox import CommandReview, open_toolbox
+from tests import node_mode
+from tests.messaging.harness import RotatingHub
 
 from .server_process import KEY, clean_environment
 
@@ -45,31 +48,43 @@ TIMEOUT = 20.0
 
 
 class ChatWorld:
-    """What a test looks at."""
+    """What a test looks at: the first node, and of what runs the nodes together."""
 
     def __init__(self, opened: OpenTestGateway) -> None:
         self._opened = opened
-        self.runtime = opened.runtime
+        self.nodes = opened.nodes
         self.store = opened.store
         self.hub = opened.hub
-        self.connected = opened.connected
+
+    async def connected(self, *platforms: str) -> None:
+        """Wait until each of these platforms, or of all, is connected on some node."""
+        for name in platforms or tuple(self.hub.runners):
+            await eventually(lambda name=name: AdapterState.CONNECTED in self._states(name))
 
     async def idle(self) -> None:
         """Wait until nothing runs and nothing waits to be sent."""
         await self._opened.idle(jobs=True, seconds=60)
 
-    async def fatal(self, platform: str) -> None:
-        """Wait until a platform has been given up."""
-        await eventually(lambda: self.hub.runners[platform].state is AdapterState.FATAL, seconds=TIMEOUT)
+    async def fatal(self, platform: str) -> MessageHub:
+        """Wait until a platform has been given up, and return the hub that has done it: the other nodes stand by."""
+        await eventually(lambda: AdapterState.FATAL in self._states(platform), seconds=TIMEOUT)
+        return next(one.hub for one in self.nodes if one.hub.runners[platform].state is AdapterState.FATAL)
+
+    def _states(self, platform: str) -> set[AdapterState]:
+        return {node.hub.runners[platform].state for node in self.nodes}
 
     async def running(self, kind: str) -> None:
-        """Wait until something of this kind is in the tree."""
-        await eventually(lambda: any(node.kind == kind for node in self.runtime.tree.root.walk()), seconds=TIMEOUT)
+        """Wait until something of this kind is in a tree."""
+        await eventually(lambda: self.holds(kind), seconds=TIMEOUT)
+
+    def holds(self, kind: str) -> bool:
+        """Whether something of this kind is in a tree."""
+        return any(one.kind == kind for node in self.nodes for one in node.runtime.tree.root.walk())
 
     @property
     def jobs(self) -> int:
         """Background jobs that run."""
-        return self._opened.jobs
+        return sum(node.jobs for node in self.nodes)
 
 
 def platforms_of(tables: Tables) -> list[Platform]:
@@ -92,11 +107,37 @@ async def open_gateway_with(
     directory: Path | None = None,
     processes: int = 256,
 ) -> AsyncIterator[ChatWorld]:
-    """The gateway for the body of the `async with`."""
-    platforms = platforms_of(tables)
+    """The gateway for the body of the `async with`.
+
+    While `node_mode.NODES` is more than one it is so many gateways on one store, one of which is connected to each platform; what that brings goes to one
+    gateway after the other.
+    """
+    tools = ToolSettings(terminal=TerminalSettings(cwd=str(directory or ""), kill_grace=0.3, max_processes=processes))
+    async with AsyncExitStack() as stack:
+        made: list[list[Platform]] = []
+        opened: list[OpenTestGateway] = []
+        for store in await stack.enter_async_context(node_mode.open_stores(open_store(database))):
+            made.append(platforms_of(tables))
+            node = _open_node(made[-1], store, tools, approval_seconds, settings)
+            opened.append(attrs.evolve(await stack.enter_async_context(node), nodes=opened))
+        if len(opened) > 1:
+            for same in zip(*made, strict=True):
+                adapters = [platform.adapter for platform in same]
+                for adapter in adapters:
+                    adapter.gateway = RotatingHub([node.hub for node in opened], adapters)
+        yield ChatWorld(opened[0])
+
+
+@asynccontextmanager
+async def _open_node(
+    platforms: Sequence[Platform],
+    store: Any,
+    tools: ToolSettings,
+    approval_seconds: float,
+    settings: RuntimeSettings | None,
+) -> AsyncIterator[OpenTestGateway]:
     routes = build_routes()
     brokers: list[Approvals] = []
-    tools = ToolSettings(terminal=TerminalSettings(cwd=str(directory or ""), kill_grace=0.3, max_processes=processes))
 
     @asynccontextmanager
     async def assemble(runtime: Runtime) -> AsyncIterator[None]:
@@ -118,9 +159,8 @@ async def open_gateway_with(
         runtime=settings or RuntimeSettings(watchdog_seconds=0),
         approvals=lambda: brokers[0],
     )
-    store = open_store(database)
     async with open_test_gateway(_nobody, *platforms, store=store, stages=[assemble], options=options) as opened:
-        yield ChatWorld(opened)
+        yield opened
 
 
 async def _nobody(turn: Turn) -> str:

@@ -83,7 +83,7 @@ async def test_stop_ends_the_turn_and_says_what_ended(driver: Driver, world: Cha
     receipt = await driver.next(place, "Stopped in")
     assert "nothing of it runs any more" in receipt.text
     await world.idle()
-    assert not [node for node in world.runtime.tree.root.walk() if node.kind == "turn"]
+    assert not world.holds("turn")
 
 
 async def test_an_approval_is_given_by_a_button(driver: Driver, world: ChatWorld, place: Place, tmp_path: Path) -> None:
@@ -141,13 +141,13 @@ async def test_one_bad_token_disturbs_nobody(tmp_path: Path) -> None:
             good = [name for name in PLATFORMS if name != bad]
             async with open_gateway_with(tables, tmp_path / f"{bad}.db") as world:
                 await world.connected(*good)
-                await world.fatal(bad)
+                hub = await world.fatal(bad)
                 for name in good:
                     place = drivers[name].direct(PLATFORMS.index(bad))
                     drivers[name].say(place, "!bg sleep 0.1; echo through")
                     await drivers[name].next(place, "Background process started")
                     await drivers[name].next(place, "through")
-                health = world.hub.health()
+                health = hub.health()
                 assert health["status"] == "degraded"
                 line = health["platforms"][bad]
                 assert (line["state"], line["error_code"], line["attempts"]) == ("fatal", "unauthorized", 1)

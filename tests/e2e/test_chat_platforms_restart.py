@@ -19,6 +19,7 @@ from .chat_world import TIMEOUT, open_gateway_with, open_server_with
 WORK = "!bg echo half-way; sleep 300"
 
 
+@pytest.mark.one_node  # a process
 @pytest.mark.parametrize("how", ["killed", "stopped"])
 async def test_each_owner_of_lost_work_is_told_once_after_a_restart(how: str, tmp_path: Path) -> None:
     """Work that ran when the server ended is reported with its last output and the truth about its end, where it was started, once."""
@@ -96,6 +97,7 @@ async def test_a_thread_goes_on_after_a_restart_without_a_mention(tmp_path: Path
             await slack.next(there, "go on")
 
 
+@pytest.mark.one_node  # a process
 @pytest.mark.parametrize("name", PLATFORMS)
 async def test_a_reply_whose_sending_was_cut_off_by_a_crash_arrives(name: str, tmp_path: Path) -> None:
     """Killed between the commit and the end of the send, the gateway sends again after its start: once, or a second time with a label."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from tests.node_mode import parametrize_nodes, set_nodes
@@ -11,6 +13,7 @@ NODE_MODULES = frozenset(
         "test_chat_completions",
         "test_detached",
         "test_keys_and_tenants",
+        "test_limits_and_headers",
         "test_repeated_requests",
         "test_responses_api",
         "test_run_approvals",
@@ -28,9 +31,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture(autouse=True)
-def nodes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+def nodes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """How many runtimes the gateway of a test has."""
-    return set_nodes(request, monkeypatch)
+    yield from set_nodes(request, monkeypatch)
 
 
 @pytest.fixture(params=[True, False], ids=["fast", "stock"])

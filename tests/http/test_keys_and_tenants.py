@@ -276,6 +276,7 @@ async def test_a_stream_that_is_read_with_x_api_key_is_not_taken_for_one_of_a_br
                 assert await events.next() is not None
 
 
+@pytest.mark.one_node
 def test_the_first_start_makes_a_key_that_only_its_owner_can_read(tmp_path: Path) -> None:
     """The generated key is kept, when the server is up, with mode 0600, and found again by the next start."""
     first = admin_key("", tmp_path, ["127.0.0.1"])
@@ -289,6 +290,7 @@ def test_the_first_start_makes_a_key_that_only_its_owner_can_read(tmp_path: Path
     assert (again.value, again.made) == (first.value, False)
 
 
+@pytest.mark.one_node
 def test_other_addresses_need_a_real_key(tmp_path: Path) -> None:
     """A public address without a key, a short key and a placeholder are refused, and nothing is written."""
     for hosts in (["0.0.0.0"], ["127.0.0.1", "192.168.1.5"], ["::"], ["example.org"]):
@@ -301,6 +303,7 @@ def test_other_addresses_need_a_real_key(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.one_node
 def test_loopback_addresses() -> None:
     """Only addresses that stay on this machine are loopback."""
     assert all(is_loopback(host) for host in ("127.0.0.1", "127.8.9.1", "::1", "[::1]", "localhost"))
@@ -317,6 +320,7 @@ async def test_refused_keys_cannot_flood_the_log(caplog: pytest.LogCaptureFixtur
     assert len([record for record in caplog.records if "refused" in record.message]) == 10
 
 
+@pytest.mark.one_node
 def test_modes_that_let_others_in_are_told(tmp_path: Path) -> None:
     """A home directory, configuration or key file that others can read or change is named, with the remedy."""
     home = tmp_path / "home"
@@ -334,6 +338,7 @@ def test_modes_that_let_others_in_are_told(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.one_node
 @pytest.mark.parametrize("terminal", [True, False])
 def test_a_generated_key_is_never_printed(tmp_path: Path, terminal: bool) -> None:
     """A first start says where the key is kept, and not what it is, on a terminal or not."""
@@ -363,6 +368,7 @@ def _kinds(kind: type[Exception]) -> list[type[Exception]]:
     return [kind, *(below for child in kind.__subclasses__() for below in _kinds(child))]
 
 
+@pytest.mark.one_node
 @pytest.mark.parametrize("kind", [kind for kind in _kinds(StoreError) if kind not in (UnknownRecord, AlreadyStarted)])
 def test_a_503_names_no_file_of_the_server(kind: type[Exception]) -> None:
     """Whatever the store failed with, and whatever path its text has, a client is told none of it. The two that are left out are made of ids alone."""

@@ -83,6 +83,7 @@ async def test_a_length_that_another_server_let_pass_is_refused(length: bytes) -
     assert (messages[0]["status"], error["code"], error["param"]) == (400, "invalid_content_length", "Content-Length")
 
 
+@pytest.mark.one_node  # each node has a bound of its own
 async def test_concurrent_turns_are_bounded_by_a_token_that_moves_with_the_turn(fast_path: bool) -> None:
     """Above the limit chat, responses, runs and streams are 429 with Retry-After; a token is free when the work has ended."""
     go = trio.Event()
@@ -121,6 +122,7 @@ async def test_concurrent_turns_are_bounded_by_a_token_that_moves_with_the_turn(
         assert (await gateway.chat()).status_code == 200
 
 
+@pytest.mark.one_node  # nodes that have not heard of each other let more through; see test_shared_limits
 async def test_a_key_that_asks_too_often_is_told_when_to_come_back() -> None:
     """The rate limit is per key, answers 429 with Retry-After, and does not bind the admin key."""
     async with open_gateway(limits=Limits(requests_per_minute=60, burst=3)) as gateway:
@@ -133,6 +135,7 @@ async def test_a_key_that_asks_too_often_is_told_when_to_come_back() -> None:
         assert (await gateway.http.get("/v1/models")).status_code == 200
 
 
+@pytest.mark.one_node  # the other nodes do not drain
 async def test_a_draining_server_refuses_work_and_answers_reads(fast_path: bool) -> None:
     """While draining, everything that starts a turn is 503 with Retry-After; status, events, stop and lists still work."""
     go = trio.Event()
@@ -175,6 +178,7 @@ async def test_a_draining_server_refuses_work_and_answers_reads(fast_path: bool)
         assert (await gateway.ended(run_id))["output"] == "ok"
 
 
+@pytest.mark.one_node  # the other nodes do not drain
 async def test_a_drain_that_runs_out_of_time_cancels() -> None:
     """Turns that do not end in time are cancelled, and the report counts them."""
 
@@ -363,6 +367,7 @@ def _quart(gateway: Gateway) -> Any:
     return gateway.app.quart
 
 
+@pytest.mark.one_node
 def test_loose_booleans() -> None:
     """Words, numbers and booleans; everything else is the default."""
     assert all(loose_bool(value, False) for value in (True, "1", "TRUE", " yes ", "on", 1, 2.5))
@@ -370,6 +375,7 @@ def test_loose_booleans() -> None:
     assert all(loose_bool(value, default) is default for default in (True, False) for value in (None, "maybe", [], {}))
 
 
+@pytest.mark.one_node
 def test_path_safe_ids() -> None:
     """Ids are trimmed; what could be a path is refused."""
     assert path_safe_id(" ok-1.2_3 ", "id") == "ok-1.2_3"

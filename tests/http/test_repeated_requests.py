@@ -49,7 +49,8 @@ class World:
 
     def client(self) -> openai.AsyncOpenAI:
         """The official client, with its defaults."""
-        return openai.AsyncOpenAI(base_url=f"{self.gateway.url}/v1", api_key=KEY)
+        http = openai.DefaultAsyncHttpxClient(event_hooks=self.gateway.rotate())
+        return openai.AsyncOpenAI(base_url=f"{self.gateway.url}/v1", api_key=KEY, http_client=http)
 
 
 @asynccontextmanager
@@ -119,7 +120,11 @@ async def test_the_client_of_messages_does_not_repeat_it_either() -> None:
     """Anthropic's client, with its defaults."""
     async with (
         world(tool_then(503)) as w,
-        anthropic.AsyncAnthropic(base_url=w.gateway.url, api_key=KEY) as client,
+        anthropic.AsyncAnthropic(
+            base_url=w.gateway.url,
+            api_key=KEY,
+            http_client=anthropic.DefaultAsyncHttpxClient(event_hooks=w.gateway.rotate()),
+        ) as client,
     ):
         with pytest.raises(anthropic.APIStatusError, match="not now"):
             await client.messages.create(model="m", max_tokens=10, messages=MESSAGES)

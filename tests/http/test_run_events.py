@@ -319,6 +319,7 @@ async def test_silent_streams_are_kept_alive(monkeypatch: pytest.MonkeyPatch) ->
         assert names(found) == ["run.completed", "[stream closed]"]
 
 
+@pytest.mark.one_node
 def test_event_ids() -> None:
     """Only `<hex epoch>-<number>` is an event id."""
     assert parse_event_id("ab12-7") == ("ab12", 7)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from tests.node_mode import parametrize_nodes, set_nodes
@@ -15,6 +17,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture(autouse=True)
-def nodes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+def nodes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """How many runtimes the gateway of a test has."""
-    return set_nodes(request, monkeypatch)
+    yield from set_nodes(request, monkeypatch)

@@ -53,11 +53,8 @@ async def open_world(
     """
     configured = [one if isinstance(one, Platform) else Platform(one, settings) for one in platforms]
     async with AsyncExitStack() as stack:
-        several = node_mode.NODES > 1 and path is None
-        opened = [memory_store(path, clock)]
-        if several:
-            base: Any = await stack.enter_async_context(opened[0])
-            opened = [base.shared(f"node-{number}", lease_seconds=node_mode.LEASE) for number in range(node_mode.NODES)]
+        stores = node_mode.open_stores(memory_store(path, clock), lease_seconds=node_mode.LEASE)
+        opened = await stack.enter_async_context(stores)
         worlds: list[World] = []
         for number, one in enumerate(opened):
             options = GatewayOptions(
@@ -71,7 +68,7 @@ async def open_world(
             store = one if faults is None else faults.around(one)
             world = await stack.enter_async_context(open_test_gateway(agent, *configured, store=store, options=options))
             worlds.append(attrs.evolve(world, nodes=worlds))
-        if several:
+        if len(worlds) > 1:
             for platform in configured:
                 platform.adapter.gateway = RotatingHub([world.hub for world in worlds])
         yield worlds[0]
@@ -81,18 +78,18 @@ class RotatingHub:
     """Takes in what a platform brings, on one node after the other, as if the adapter of that node had brought it (with `adapters`, one for each)."""
 
     def __init__(self, hubs: Sequence[MessageHub], adapters: Sequence[Adapter] = ()) -> None:
-        self._hubs = cycle(zip(hubs, adapters or [None] * len(hubs), strict=True))
+        self.turns = cycle(zip(hubs, adapters or [None] * len(hubs), strict=True))
         self.get_cursor = hubs[0].get_cursor
         self.set_cursor = hubs[0].set_cursor
 
     async def receive(self, adapter: Adapter, incoming: Incoming) -> Received:
         """See `HubPort`."""
-        hub, own = next(self._hubs)
+        hub, own = next(self.turns)
         return await hub.receive(own or adapter, incoming)
 
     async def approval_clicked(self, adapter: Adapter, source: Source, approval_id: str, choice: ApprovalChoice) -> str:
         """See `HubPort`."""
-        hub, own = next(self._hubs)
+        hub, own = next(self.turns)
         return await hub.approval_clicked(own or adapter, source, approval_id, choice)
 
 

@@ -171,7 +171,8 @@ async def test_a_message_that_comes_while_draining_is_kept_for_the_next_start(tm
     path = tmp_path / "state.db"
     chat = MemoryPlatform()
     async with open_world(scripted(), chat, path=path) as world:
-        await world.runtime.drain(0)
+        for node in world.nodes:
+            await node.runtime.drain(0)
         reception = await chat.say("are you there?")
         assert reception.disposition is Disposition.ACCEPTED
         await chat.wait_sent(1)
@@ -195,6 +196,7 @@ async def test_the_gateway_ends_without_leaving_a_task_behind() -> None:
     ] == []
 
 
+@pytest.mark.one_node
 async def test_two_adapters_cannot_have_one_name() -> None:
     """The name is what keys, rows and targets mean."""
     with pytest.raises(ValueError, match="two adapters are called 'memory'"):

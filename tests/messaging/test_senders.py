@@ -159,6 +159,7 @@ async def test_a_long_answer_is_split_and_a_retry_repeats_no_part_that_has_arriv
     assert [one.reply_to for one in chat.sent] == ["in-1", *[""] * (len(numbers) - 1)]
 
 
+@pytest.mark.one_node  # another node sends it again at once, labelled, to the same platform
 async def test_a_crash_between_the_send_and_its_note_sends_it_again_labelled(tmp_path: Path) -> None:
     """The platform had taken it: the second one says that it may be a duplicate."""
     path = tmp_path / "state.db"
@@ -180,7 +181,8 @@ async def test_a_crash_between_commit_and_send_sends_it_once_without_a_label(tmp
     path = tmp_path / "state.db"
     chat = MemoryPlatform()
     async with open_world(scripted(), chat, path=path) as world:
-        world.senders._claim = _nothing  # type: ignore[method-assign]
+        for node in world.nodes:
+            node.senders._claim = _nothing  # type: ignore[method-assign]
         await chat.say("hi")
         await trio.sleep(1)
     again = MemoryPlatform()

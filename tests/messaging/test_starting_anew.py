@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
 import trio
 
 from hermes_trio import Turn
@@ -39,6 +40,7 @@ async def open_chat(home: Path) -> AsyncIterator[tuple[MemoryPlatform, Gateway]]
         yield chat, host
 
 
+@pytest.mark.one_node
 async def test_new_ends_the_grants_of_the_conversation(tmp_path: Path) -> None:
     """What a person allowed for the session is over with `/new`: the next dangerous command is asked about again."""
     async with open_chat(tmp_path) as (chat, _):
@@ -55,6 +57,7 @@ async def test_new_ends_the_grants_of_the_conversation(tmp_path: Path) -> None:
         await chat.until(lambda: "denied" in chat.texts()[-1])
 
 
+@pytest.mark.one_node
 async def test_new_refuses_what_waits_for_approval_and_says_why(tmp_path: Path) -> None:
     """The row has the reason, the chat is told, and a late answer finds nothing."""
     async with open_chat(tmp_path) as (chat, host):
@@ -67,6 +70,7 @@ async def test_new_refuses_what_waits_for_approval_and_says_why(tmp_path: Path) 
         await chat.until(lambda: any(f"Withdrawn: {STARTED_ANEW}." in text for text in chat.texts()))
 
 
+@pytest.mark.one_node
 async def test_new_forgets_the_shell_of_the_old_session(tmp_path: Path) -> None:
     """Directory and variables of the old conversation are dropped, and the new one has none of them."""
     (tmp_path / "below").mkdir()
@@ -83,6 +87,7 @@ async def test_new_forgets_the_shell_of_the_old_session(tmp_path: Path) -> None:
         assert "below" not in chat.texts()[-1]
 
 
+@pytest.mark.one_node
 async def test_new_forgets_the_shell_of_a_command_that_is_running(tmp_path: Path) -> None:
     """What is stopped by `/new` does not keep its session's shell alive, in the foreground or in the background."""
     async with open_chat(tmp_path) as (chat, host):

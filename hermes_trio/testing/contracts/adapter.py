@@ -6,11 +6,12 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 
-from hermes_trio.adapters.assembly import AdapterAssembly
+from hermes_trio.adapters.assembly import AdapterAssembly, OpenAdapters
 from hermes_trio.messaging.contract import Adapter, AdapterState, Disposition, Incoming, Outgoing, Received
 from hermes_trio.messaging.platforms import Platform
 from hermes_trio.messaging.session_keys import Source
@@ -89,6 +90,19 @@ class AdapterContract(ABC):
     @abstractmethod
     def open_bench(self, tmp_path: Path) -> AbstractAsyncContextManager[AdapterBench]:
         """Open a new adapter and its platform for each test, for the body of the `async with`."""
+
+    @asynccontextmanager
+    async def open_gateway(
+        self, adapter: Adapter, agent: ScriptedAgent, faults: StoreFaults, store: Any = None
+    ) -> AsyncIterator[OpenAdapters]:
+        """Open a gateway with this adapter on a store with these faults. Override it for tests on something else than one gateway on a store in memory."""
+        assembly = AdapterAssembly([Platform(adapter, PlatformSettings(allow_all=True))])
+        opening = faults.around(open_store(None, runner="inline") if store is None else store)
+        async with (
+            Runtime(agent=agent, store=opening, stages=[assembly.stage]) as runtime,
+            assembly.open(runtime, None) as adapters,
+        ):
+            yield adapters
 
     @asynccontextmanager
     async def _running(self, bench: AdapterBench, hub: RecordingHub) -> AsyncIterator[None]:
@@ -249,13 +263,8 @@ class AdapterContract(ABC):
     async def _ask_once(self, tmp_path: Path, faults: StoreFaults, until: Callable[[], bool]) -> list[str]:
         """Ask a question as a user, wait for the answer and until `until` is true, and return the texts that are shown."""
         async with self.open_bench(tmp_path) as bench:
-            assembly = AdapterAssembly([Platform(bench.adapter, PlatformSettings(allow_all=True))])
             agent = ScriptedAgent("the only answer")
-            store = faults.around(open_store(None, runner="inline"))
-            async with (
-                Runtime(agent=agent, store=store, stages=[assembly.stage]) as runtime,
-                assembly.open(runtime, None) as adapters,
-            ):
+            async with self.open_gateway(bench.adapter, agent, faults) as adapters:
                 running = adapters.hub.runners[bench.adapter.platform]
                 await self._until(lambda: running.state is AdapterState.CONNECTED)
                 await bench.write("a question")
