@@ -32,6 +32,7 @@ NAMES = (
     "growth",
     "scale",
     "tails",
+    "disk",
     "soak",
 )
 """In the order of the page."""

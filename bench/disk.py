@@ -8,7 +8,9 @@ turns are held, and the resident memory of the node is divided among them; at la
 from __future__ import annotations
 
 import sys
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -18,6 +20,7 @@ import trio
 from bench.pinned_server import REFERENCE_KEY, ROOT, rss_bytes
 from bench.report import Report, arguments_for
 from bench.scale import new_database
+from tests.e2e.server_process import server_process
 from tests.postgres_server import postgres_server
 
 TEXT = "a few words of a conversation, as people and models write them. " * 16
@@ -92,6 +95,26 @@ async def hold(url: str, count: int) -> None:
     await trio.sleep(SETTLE_SECONDS)
 
 
+def bind(url: str, count: int) -> float:
+    """Return the bytes of memory that a session weighs after its first command, which binds it to its node."""
+    with tempfile.TemporaryDirectory() as folder:
+        environment = {"HERMES_STORE_URL": url, "PYTHONPATH": str(ROOT)}
+        with (
+            server_process(Path(folder), environment=environment, key=REFERENCE_KEY) as node,
+            httpx2.Client(base_url=node.url, headers=ADMIN, trust_env=False, timeout=60) as http,
+        ):
+
+            def run_commands(first: int, end: int) -> int:
+                for number in range(first, end):
+                    body = {"input": "!run true", "session_id": f"bound-{number}"}
+                    run_id = http.post("/v1/runs", json=body).raise_for_status().json()["run_id"]
+                    http.get(f"/v1/runs/{run_id}", params={"wait": "settled", "timeout": "30"}).raise_for_status()
+                return rss_bytes(node.pid)
+
+            before = run_commands(0, 10)
+            return (run_commands(10, 10 + count) - before) / count
+
+
 def main() -> int:
     """Measure and print."""
     args = arguments_for(__doc__).parse_args()
@@ -127,13 +150,20 @@ def main() -> int:
                 (connections,) = link.execute(
                     "SELECT count(*) - 1 FROM pg_stat_activity WHERE datname = current_database()"
                 ).fetchone() or (0,)
-            report.figures |= {"live run": weight, "connections": connections, "turns": count, "text": len(TEXT)}
+            bound = bind(url, 60)
+            report.figures |= {
+                "bound session": bound,
+                "live run": weight,
+                "connections": connections,
+                "turns": count,
+                "text": len(TEXT),
+            }
         finally:
             _end([process])
     report.table(f"{count:,} of each, prompts of {len(TEXT):,} bytes", ["", "KiB of disk", "KiB of WAL"], rows)
     words = ", ".join(f"{name}: {disk} KiB of disk and {wal} of WAL" for name, disk, wal in rows)
     return report.finish(
-        f"{words}; a live run {weight / 1024:.1f} KiB of memory; {connections} connections of a node",
+        f"{words}; a live run {weight / 1024:.1f} KiB of memory, a bound session {bound / 1024:.0f}; {connections} connections of a node",
         strict=args.strict,
     )
 
