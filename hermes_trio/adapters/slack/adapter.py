@@ -158,7 +158,7 @@ class SlackAdapter(Adapter):
         elif pressed is not None:
             said = await self._clicked(pressed)
             await envelope.acknowledge()
-            await self._tell(pressed.response_url, said)
+            await self._tell(pressed, said)
         elif command is not None:
             await envelope.acknowledge(_private(await self._command(command)))
         else:
@@ -204,13 +204,14 @@ class SlackAdapter(Adapter):
         received = await hand_over(self, incoming)
         return ACKNOWLEDGED.get(received.disposition, f"`{incoming.plain_text[:100]}` is answered here.")
 
-    async def _tell(self, response_url: str, said: str) -> None:
-        """Show a text to the person who pressed a button."""
-        if not response_url or not said:
+    async def _tell(self, pressed: BlockActions, said: str) -> None:
+        """Show a text to the person who pressed a button, in the thread of its message."""
+        if not pressed.response_url or not said:
             return
         with trio.move_on_after(TELL_SECONDS):
             try:
-                await self._client.respond(response_url, escape(said))
+                thread = click_source(pressed).thread_id
+                await self._client.respond(pressed.response_url, escape(said), thread_ts=thread)
             except PlatformError as error:
                 logger.info("could not send the result of a pressed button; the press has been handled: %s", error)
 
@@ -257,7 +258,7 @@ class SlackAdapter(Adapter):
         if "payload" in form:
             pressed = msgspec.json.decode(form["payload"], type=BlockActions)
             if pressed.type == "block_actions":
-                await self._tell(pressed.response_url, await self._clicked(pressed))
+                await self._tell(pressed, await self._clicked(pressed))
             return CallbackResponse(200)
         return CallbackResponse.of(200, _private(await self._command(msgspec.convert(form, SlashCommand))))
 

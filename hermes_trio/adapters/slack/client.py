@@ -170,6 +170,7 @@ class SlackClient(PlatformClient):
         response_url: str,
         text: str,
         *,
+        thread_ts: str | None = None,
         blocks: Blocks | None = None,
         replace_original: bool = False,
         in_channel: bool = False,
@@ -180,6 +181,8 @@ class SlackClient(PlatformClient):
             "replace_original": replace_original,
             "response_type": "in_channel" if in_channel else "ephemeral",
         }
+        if thread_ts is not None:
+            params["thread_ts"] = thread_ts
         if blocks is not None:
             params["blocks"] = blocks
         try:

@@ -218,10 +218,14 @@ class Chores:
             "X-GitHub-Delivery": f"direct-{step.number}",
             "X-Hub-Signature-256": f"sha256={signature}",
         }
-        answer = await self._ask("POST", "/webhooks/direct", "none", body=body, headers=headers)
+        answers: list[int] = []
+        self._world.seen.direct.append((f"{mark} say", answers))
+        answer = await self._ask("POST", "/webhooks/direct", "none", body=body, headers=headers, answers=answers)
         if answer is not None and answer.status == 200:
             sql = "SELECT count(*) FROM webhook_deliveries WHERE route = 'direct'"
             self._promise(f"the delivery of {mark}", sql)
+            # Its sender did not get the answer, and sends it again.
+            await self._ask("POST", "/webhooks/direct", "none", body=body, headers=headers, answers=answers)
 
     async def pairing(self, step: Step, mark: str) -> None:
         """Let a stranger ask for a code, approve it, add another user, list all, and remove the second."""

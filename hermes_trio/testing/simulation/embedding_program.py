@@ -20,12 +20,21 @@ from hermes_trio.runtime.outcome import Outcome
 from hermes_trio.runtime.ports import InboxRow, NewMessage
 from hermes_trio.runtime.runtime import Runtime
 
-__all__ = ["EMBEDDING", "WAKES", "EmbeddingProgram", "EmbeddingSeen"]
+__all__ = ["EMBEDDING", "JOBS", "MAILBOX", "WAKES", "EmbeddingProgram", "EmbeddingSeen"]
 
 EMBEDDING: Final = "embedding"
 
 WAKES: Final = 2
 """The number of turns that the notices of one message may start."""
+
+JOBS: Final = 2
+"""The number of background jobs that a turn may start, in worlds where they are scarce."""
+
+TOKENS: Final = 5
+"""The number of tokens that a turn may use, in worlds where they are scarce: fewer than one model call uses."""
+
+MAILBOX: Final = 3
+"""The size of the mailboxes in worlds with small ones."""
 
 ATTEMPTS: Final = 20
 """The number of attempts to hand over a message that was refused."""
@@ -46,7 +55,8 @@ class EmbeddingProgram(Interface):
 
     platform = EMBEDDING
 
-    def __init__(self, seen: EmbeddingSeen, note: Callable[[str, str], None]) -> None:
+    def __init__(self, seen: EmbeddingSeen, note: Callable[[str, str], None], spare: str = "") -> None:
+        self._spare = spare
         self._seen = seen
         self._note = note
         self._runtime: Runtime | None = None
@@ -56,7 +66,8 @@ class EmbeddingProgram(Interface):
 
     def budget(self, rows: Sequence[InboxRow]) -> Budget | None:
         """Return the budget that bounds the turns started by the notices of one message."""
-        return Budget(wakes=WAKES)
+        jobs = JOBS if self._spare == "jobs" else None
+        return Budget(wakes=WAKES, jobs=jobs, tokens=TOKENS if self._spare == "tokens" else None)
 
     async def on_turn_end(self, outcome: Outcome) -> None:
         """Record the outcome in the trace."""

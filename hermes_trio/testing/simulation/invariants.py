@@ -12,13 +12,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from hermes_trio.messaging.senders import DUPLICATE_LABEL
-
-from . import conversations
+from . import accounts, conversations
 from .cluster import LEASE_SECONDS
 from .embedding_program import EMBEDDING, WAKES
 from .platform import CRON_CHAT, FIRST_PERSON, GROUP_CHAT, WEBHOOK_CHAT
-from .program import PLATFORMS
 from .script import DEEPER, marks, options_of
 
 if TYPE_CHECKING:
@@ -119,31 +116,19 @@ def watched_work_is_told_once(world: World) -> Iterator[str]:
             yield f"the notice of the watched job {job_id} is {told} ({reason!r})"
     yield from conversations.notices_are_about_their_jobs(world)
     yield from conversations.notices_are_told_once(world)
+    yield from accounts.notices_reach_the_agent(world)
+    yield from accounts.notices_reach_the_program_once(world)
+    yield from accounts.replies_are_sent_once(world)
+    yield from accounts.replies_are_queued_once(world)
     yield from conversations.endings_have_causes(world)
     yield from world.left_behind
     plain: Counter[tuple[int, str]] = Counter()
-    labelled: Counter[tuple[int, str]] = Counter()
     for chat, text, label in _said(world):
-        if chat != CRON_CHAT and marks(text) and text.startswith(_ANSWERS):
-            (labelled if label else plain)[chat, text] += 1
-    uncertain = (
-        sum(
-            one.kind in ("crash", "drain", "lease lost")
-            or (
-                one.kind == "fault"
-                and one.text.startswith(PLATFORMS)
-                and (" accept" in one.text or " delay" in one.text)
-            )
-            for one in world.trace
-        )
-        * 2
-    )
+        if not label and chat != CRON_CHAT and marks(text) and text.startswith(_ANSWERS):
+            plain[chat, text] += 1
     for (chat, text), count in plain.items():
         if count > 1:
             yield f"chat {chat} got {count} unlabelled copies of {text!r}"
-    for (chat, text), count in labelled.items():
-        if count > uncertain:
-            yield f"chat {chat} got {count} labelled copies of {text!r} after {uncertain} uncertain moments"
 
 
 def what_was_acknowledged_is_there(world: World) -> Iterator[str]:
@@ -175,11 +160,13 @@ def what_was_acknowledged_is_there(world: World) -> Iterator[str]:
         ):
             yield f"the message {text!r} is {state} ({reason!r})"
     shown = Counter(
-        (message.chat, _plain(version)) for message in chat.messages() for version in (message.text, *message.versions)
+        (message.chat, accounts.plain(version))
+        for message in chat.messages()
+        for version in (message.text, *message.versions)
     )
     for target, text, state in world.rows("SELECT target, text, state FROM outbox WHERE platform = ?", chat.name):
         place = chat.chat_of(str(msgspec.json.decode(target).get("chat_id")))
-        if state == "sent" and not shown[place, _plain(text)]:
+        if state == "sent" and not shown[place, accounts.plain(text)]:
             yield f"the reply {text!r} to chat {place} counts as sent, and was not delivered"
     for text in world.seen.embedding.accepted:
         rows = world.rows(
@@ -195,12 +182,9 @@ def what_was_acknowledged_is_there(world: World) -> Iterator[str]:
     yield from conversations.handled_work_is_answered(world)
     yield from conversations.answers_are_whole(world)
     yield from conversations.slots_are_accounted_for(world)
-
-
-def _plain(text: str) -> str:
-    """Return a text without markup, punctuation and label, so that two forms of one message compare equal."""
-    text = text.replace(DUPLICATE_LABEL, "")
-    return "".join(character for character in text if character.isalnum())
+    yield from accounts.answers_to_approvals_are_written(world)
+    yield from accounts.deliveries_without_an_agent_are_shown_once(world)
+    yield from accounts.replies_are_in_their_threads(world)
 
 
 def _acknowledged_requests(world: World) -> Iterator[str]:
@@ -383,6 +367,8 @@ def runs_tell_everybody_the_same(world: World) -> Iterator[str]:
         ranks = [_RANK[status] for status in run.statuses]
         if ranks != sorted(ranks) or len(set(run.statuses[ranks.index(3) :] if 3 in ranks else [])) > 1:
             yield f"{name} went through {run.statuses}"
+    yield from accounts.streams_are_whole(world)
+    yield from accounts.pages_miss_nothing(world)
 
 
 def what_was_stopped_is_over(world: World) -> Iterator[str]:
@@ -420,6 +406,7 @@ def what_was_stopped_is_over(world: World) -> Iterator[str]:
             drained.add(life)
         elif life in drained and moment.kind in _ACTS:
             yield f"after the drain had said ok: {moment}"
+    yield from accounts.drained_nodes_are_silent(world)
     yield from _stopped_in_chats(world)
     yield from conversations.old_work_is_over(world)
 
@@ -569,6 +556,7 @@ def _acts(world: World, mark: str, after: float) -> Iterator[Moment]:
 
 def a_calm_world_settles(world: World) -> Iterator[str]:
     """Check 8: after the faults no row is open, no process and no crashed life runs, `/health/detailed` says ok, and every drain succeeds."""
+    yield from world.leftovers
     for text in world.held:
         yield f"after {world.settings.calm_seconds:g} s of calm there is {text}"
     yield from world.late
@@ -589,6 +577,7 @@ def a_calm_world_settles(world: World) -> Iterator[str]:
 def limits_hold(world: World) -> Iterator[str]:
     """Check 9: the limits of turns, processes, wakes, model calls for a message, retries, and those that all nodes share are never exceeded."""
     yield from world.hot
+    yield from accounts.budgets_are_kept(world)
     yield from conversations.failed_sends_pause(world)
     for node in world.nodes:
         for kernel in node.kernels:

@@ -14,6 +14,7 @@ from contextvars import Context, ContextVar, copy_context
 from functools import partial
 from typing import Any, Final, cast
 
+import msgspec
 import trio
 
 from hermes_trio.config import Config
@@ -28,7 +29,7 @@ from hermes_trio.testing.faults import READ_VERBS, STORE_VERBS, StoreFaults
 
 from .boundary import socket_pair
 from .cluster import LEASE_SECONDS, NodeSignals, SignalNetwork, WatchedWrites
-from .embedding_program import EmbeddingProgram, EmbeddingSeen
+from .embedding_program import MAILBOX, EmbeddingProgram, EmbeddingSeen
 from .processes import SimulatedKernel
 from .trace import Trace
 
@@ -106,6 +107,8 @@ class SimulatedNode:
         self.report: dict[str, Any] | None = None
         """The report of the last drain."""
         self.embedding_seen = EmbeddingSeen()
+        self.spare = ""
+        """What is scarce: `jobs` or `tokens` for the embedding program, or the `mailbox`."""
         self.on_end: Callable[[], None] = lambda: None
         """Called when a life has ended without a crash."""
         self.failure: BaseException | None = None
@@ -393,7 +396,10 @@ class _Life:
             await self.broken.wait()
             raise BrokenReceiver("a receiver fails on purpose")
 
-        self.embedding = EmbeddingProgram(node.embedding_seen, node._trace.note)
+        self.embedding = EmbeddingProgram(node.embedding_seen, node._trace.note, node.spare)
+        if node.spare == "mailbox":
+            core = gateway.runtime.core
+            core.settings = msgspec.structs.replace(core.settings, mailbox=MAILBOX)
         gateway.runtime.start_receiver("http", receive)
         gateway.runtime.start_receiver("broken", fail)
         gateway.runtime.start_receiver("embedding", partial(self.embedding.receive, gateway.runtime))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import math
 import random
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -13,7 +14,7 @@ import attrs
 import msgspec
 import trio
 
-from .client import Answer, NoAnswer, StreamedEvent, request, stream
+from .client import Answer, Connects, NoAnswer, StreamedEvent, request, stream
 from .node import ADMIN_KEY
 from .platform import FIRST_PERSON, GROUP_CHAT, ShownMessage
 from .program import PEOPLE, Step
@@ -55,6 +56,7 @@ _OURS: Final = frozenset(
         "poll",
         "stream",
         "repeat",
+        "twice",
         "session",
         "inside",
         "group",
@@ -100,6 +102,8 @@ class ChatSeen:
     text: str
     status: int = 0
     answer: str = ""
+    finished: str = ""
+    """The reason for the end of a stream that has ended as announced."""
 
 
 @attrs.define
@@ -119,6 +123,8 @@ class PageSeen:
     tenant: int
     events: list[StreamedEvent] = attrs.Factory(list[StreamedEvent])
     resyncs: int = 0
+    connections: list[list[float]] = attrs.Factory(list["list[float]"])
+    """When each of its connections was opened, and closed."""
     history: Any = None
 
 
@@ -290,13 +296,15 @@ class People:
     # -- HTTP ----------------------------------------------------------------------------------------------------------------------
 
     async def _ask(self, method: str, path: str, key: str, **more: Any) -> Answer | None:
-        """Send a request, and repeat it while there is no response or one that asks for a retry."""
+        """Send a request, and repeat it while there is no response or one that asks for a retry. The statuses are added to `answers`."""
         headers: Mapping[str, str] = {"Authorization": f"Bearer {key}", **more.pop("headers", {})}
+        answers: list[int] = more.pop("answers", [])
         for _ in range(ATTEMPTS):
             try:
                 answer = await request(self._world.balancer, method, path, headers=headers, **more)
             except NoAnswer:
                 answer = None
+            answers.append(0 if answer is None else answer.status)
             if answer is not None and answer.status not in (429, 500, 502, 503, 504):
                 return answer
             await trio.sleep(5)
@@ -416,6 +424,8 @@ class People:
                 self._world.seen.trusted.add(f"t{seen.tenant}")
             answer = await self._ask("POST", f"/v1/runs/{seen.run_id}/approval", key, json={"choice": choice})
             seen.approved.append(0 if answer is None else answer.status)
+            if answer is not None and answer.status == 200:
+                self._world.seen.decided += [(id, choice, f"t{seen.tenant}") for id in answer.json["approval_ids"]]
 
     async def _poll(self, seen: RunSeen, key: str) -> None:
         for _ in range(30):
@@ -434,14 +444,18 @@ class People:
         headers = {"Authorization": f"Bearer {self._world.keys[step.who]}"}
         seconds = float(options.get("leave", "300"))
         if body["stream"]:
+            reason = ""
             with trio.move_on_after(seconds):
                 try:
                     path = "/v1/chat/completions"
                     async with stream(self._world.balancer, "POST", path, json=body, headers=headers) as events:
                         async for event in events:
                             seen.status = 200
-                            if event.data != "[DONE]" and event.data.get("choices"):
+                            if event.data == "[DONE]":
+                                seen.finished = reason
+                            elif event.data.get("choices"):
                                 seen.answer += event.data["choices"][0]["delta"].get("content") or ""
+                                reason = event.data["choices"][0].get("finish_reason") or reason
                 except NoAnswer:
                     pass
             return
@@ -483,23 +497,28 @@ class People:
 
     async def _look_at(self, page: PageSeen) -> None:
         """Follow the events of a page for `PAGE_SECONDS`, with reconnects, and answer some of its requests for approval."""
-        key = self._world.keys[page.tenant]
         with trio.move_on_after(PAGE_SECONDS):
             while True:
-                last = page.events[-1].id if page.events else None
                 try:
-                    async with stream(
-                        self._world.balancer, "GET", "/v1/web/events", headers=_events(key, last)
-                    ) as events:
-                        async for event in events:
-                            page.events.append(event)
-                            page.resyncs += event.data.get("event") == "resync"
-                            if event.data.get("event") == "approval.request":
-                                about = str(event.data.get("command"))
-                                self._nursery.start_soon(self._decide, key, str(event.data.get("approval_id")), about)
+                    await self._follow_page(page, self._world.keys[page.tenant])
                 except NoAnswer:
                     pass
                 await trio.sleep(5)
+
+    async def _follow_page(self, page: PageSeen, key: str) -> None:
+        last = page.events[-1].id if page.events else None
+        async with stream(self._world.balancer, "GET", "/v1/web/events", headers=_events(key, last)) as events:
+            connection = [trio.current_time() - self._world.started_at, math.inf]
+            page.connections.append(connection)
+            try:
+                async for event in events:
+                    page.events.append(event)
+                    page.resyncs += event.data.get("event") == "resync"
+                    if event.data.get("event") == "approval.request":
+                        about = str(event.data.get("command"))
+                        self._nursery.start_soon(self._decide, key, str(event.data.get("approval_id")), about)
+            finally:
+                connection[1] = trio.current_time() - self._world.started_at
 
     async def _decide(self, key: str, approval: str, about: str) -> None:
         rng = self._random("web approve", approval)
@@ -537,22 +556,29 @@ class People:
             "X-GitHub-Delivery": f"delivery-{step.number}",
             "X-Hub-Signature-256": f"sha256={signature}",
         }
-        wanted = 1 + int(options_of(step.words).get("repeat", "0"))
+        options = options_of(step.words)
+        wanted = 1 + int(options.get("repeat", "0"))
+        if "twice" in options:
+            # Two attempts in one instant, at two nodes where there are as many.
+            async with trio.open_nursery() as nursery:
+                for node in (self._world.nodes[0], self._world.nodes[-1]):
+                    nursery.start_soon(self._attempt, seen, node, body, headers)
         for _ in range(ATTEMPTS):
-            try:
-                answer = await request(
-                    self._world.balancer, "POST", "/webhooks/hook", body=body, headers=headers, seconds=10
-                )
-            except NoAnswer:
-                seen.answers.append(0)
-            else:
-                seen.answers.append(answer.status)
-                if 200 <= answer.status < 300:
-                    wanted -= 1
+            wanted -= await self._attempt(seen, self._world.balancer, body, headers)
             if wanted <= 0:
                 break
             await trio.sleep(5)
         self._world.trace.note("webhook", f"m{step.number}: {seen.answers}")
+
+    async def _attempt(self, seen: WebhookSeen, server: Connects, body: bytes, headers: Mapping[str, str]) -> bool:
+        """Send a delivery once, and return whether it was accepted."""
+        try:
+            answer = await request(server, "POST", "/webhooks/hook", body=body, headers=headers, seconds=10)
+        except NoAnswer:
+            seen.answers.append(0)
+            return False
+        seen.answers.append(answer.status)
+        return 200 <= answer.status < 300
 
 
 def _events(key: str, last: str | None) -> dict[str, str]:

@@ -16,7 +16,7 @@ from hermes_trio.testing.platforms.faults import Delay, Drop, Fault, RateLimited
 from hermes_trio.testing.platforms.server import LoopbackServer
 
 from .node import caller_of
-from .program import PEOPLE
+from .program import METHODS, PEOPLE
 
 __all__ = ["CRON_CHAT", "FIRST_PERSON", "GROUP_CHAT", "WEBHOOK_CHAT", "ShownMessage", "SimulatedPlatform"]
 
@@ -113,6 +113,10 @@ class SimulatedPlatform(Generic[F]):
         """Use a command (`/stop`) as a person: typed, or as the platform offers it beside that."""
         raise NotImplementedError
 
+    def threads(self) -> dict[str, str]:
+        """Return the thread of each message of people in the group, by its marks; empty for a platform without threads."""
+        return {}
+
     def press(self, message: ShownMessage, label: str, person: int) -> None:
         """Press the button of a message with this label, as a person."""
         raise NotImplementedError
@@ -154,8 +158,23 @@ class SimulatedPlatform(Generic[F]):
         """Start the platform. Return what serves the connections to its host."""
         server = self.server()
         self.fake.attach(server)
+        self._note_senders()
         self._nursery.start_soon(self.live)
         return {f"{self.name}.localhost": server.serve}
+
+    def _note_senders(self) -> None:
+        """Note in the trace which life of a node sends a message."""
+        handler: Any = self.fake.handler
+        handle, sending = handler.handle, METHODS[self.name][0]
+
+        async def noted(method: str, params: Mapping[str, Any], act: Callable[[], Awaitable[Any]]) -> Any:
+            if method == sending:
+                self._note(
+                    "sends", f"{caller_of.get()} {str(params.get('text') or params.get('content') or '')[:60]!r}"
+                )
+            return await handle(method, params, act)
+
+        handler.handle = noted
 
     @property
     def url(self) -> str:

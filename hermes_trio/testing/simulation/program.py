@@ -93,6 +93,9 @@ MODEL_FAULTS: Final = ("hang_up", "reset", "end_early", "stall", "silent", "garb
 OTHER_DEVICE: Final = 50
 """Added to the number of a step for the action of the same person or tenant on another device."""
 
+HURRIED: Final = 10
+"""The remainder by 16 of the seeds of worlds with small mailboxes."""
+
 SIGNAL_FAULTS: Final = ("late", "twice", "reordered")
 LOST_SIGNALS: Final = (*SIGNAL_FAULTS, "lost", "lost", "lost")
 """The faults of signals between nodes. Within one process signals are not lost."""
@@ -325,6 +328,14 @@ def _with_threads(rng: random.Random, steps: Sequence[Step]) -> list[Step]:
     return found
 
 
+def _with_twins(rng: random.Random, steps: Sequence[Step]) -> list[Step]:
+    """Let some senders of webhooks make two attempts in the same instant."""
+    return [
+        attrs.evolve(step, words=f"{step.words} twice=1") if step.kind == "webhook" and rng.random() < 0.4 else step
+        for step in steps
+    ]
+
+
 def _with_mcp(rng: random.Random, steps: Sequence[Step]) -> list[Step]:
     """Let half of the requests use the tool of the MCP server."""
     found: list[Step] = []
@@ -397,6 +408,11 @@ def make_program(
     steps = [_action(rng, moment(), number) for number in range(1, rng.randint(5, 14))]
     steps = _in_company(random.Random(f"{seed} company"), steps)
     steps = _with_threads(random.Random(f"{seed} threads"), steps)
+    if seed % 16 == HURRIED and steps:
+        # A program that embeds the runtime hands over more messages in one instant than a small mailbox takes.
+        first, at = len(steps) * 2 + 2 * OTHER_DEVICE, steps[0].at
+        steps += [Step(at, "embedding", 0, first + number, "think 10") for number in range(6)]
+    steps = _with_twins(random.Random(f"{seed} twins"), steps)
     if mcp:
         steps = _with_mcp(random.Random(f"{seed} calls"), steps)
     if faults:

@@ -15,6 +15,7 @@ from hermes_trio.testing.platforms.slack_delivery import SlackDelivery
 
 from .platform import CRON_CHAT, FIRST_PERSON, GROUP_CHAT, WEBHOOK_CHAT, ShownMessage, SimulatedPlatform
 from .program import PEOPLE
+from .script import marks
 
 __all__ = ["SimulatedSlack"]
 
@@ -71,6 +72,16 @@ class SimulatedSlack(SimulatedPlatform[FakeSlack]):
             mention=group and mention,
         )
         self._given.append((text, self.fake.deliveries.added[before:]))
+
+    def threads(self) -> dict[str, str]:
+        """Return the thread of each message of the group, by its marks."""
+        written = self.fake._channels[f"C{GROUP_CHAT}"].messages.items()
+        return {
+            mark: str(one.get("thread_ts") or ts)
+            for ts, one in written
+            if one.get("user") != self.fake.bot_user_id
+            for mark in marks(one["text"])
+        }
 
     def command(self, person: int, text: str, *, group: bool = False, typed: bool = True) -> None:
         if typed:

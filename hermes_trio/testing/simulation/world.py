@@ -32,6 +32,7 @@ from hermes_trio.testing.model_server.script import Fault as ModelFault
 from hermes_trio.testing.model_server.script import ScriptedCall
 
 from . import script
+from .accounts import SPARE, TURN_SECONDS, count_tasks, left_over
 from .boundary import EPOCH, Boundary
 from .cluster import Balancer, SignalNetwork
 from .coverage import STATES_SQL, Coverage
@@ -109,6 +110,10 @@ class Seen:
     said: list[tuple[int, str]] = attrs.Factory(list[tuple[int, str]])
     allowed: dict[str, float] = attrs.Factory(dict[str, float])
     """The marks of requests for approval that their askers have allowed, with the time of the first answer."""
+    decided: list[tuple[str, str, str]] = attrs.Factory(list["tuple[str, str, str]"])
+    """The requests for approval whose answers were acknowledged, with the choice and the person."""
+    direct: list[tuple[str, list[int]]] = attrs.Factory(list["tuple[str, list[int]]"])
+    """The texts of deliveries without an agent, with the status of each attempt."""
     trusted: set[str] = attrs.Factory(set[str])
     """Where commands were allowed for good: `chat` for the platform, or a tenant."""
 
@@ -167,6 +172,10 @@ class World:
         self.calm_until = program.seconds + self.settings.calm_seconds
         """The time at which all work must have ended, in seconds since the start of the world."""
         self.boundary.end_by(EPOCH + self.calm_until + 3600)
+        self.spare = SPARE.get(program.seed % 16, "")
+        """What is scarce in this world; empty for nothing."""
+        self.leftovers: list[str] = []
+        """Tasks and rows of nodes that grow with the work, at the end of the calm."""
         self.held: list[str] = []
         """Rows that were still open after `calm_seconds`, before the drain."""
         self.late: list[str] = []
@@ -255,6 +264,7 @@ class World:
             node.on_crash = partial(self._crashed, node)
             node.on_end = partial(self._ended, node)
             node.embedding_seen = self.seen.embedding
+            node.spare = self.spare
             self.nodes.append(node)
             node.start()
 
@@ -275,7 +285,11 @@ class World:
         tables: dict[str, Any] = {chat.name: chat.settings()}
         return Config(
             server=ServerSettings(host="127.0.0.1", key=ADMIN_KEY, drain_seconds=20.0, graceful_seconds=5.0),
-            limits=Limits(concurrent_turns=self.turns, **self._rate()),
+            limits=Limits(
+                concurrent_turns=self.turns,
+                turn_seconds=TURN_SECONDS if self.spare == "seconds" else 0.0,
+                **self._rate(),
+            ),
             models={
                 "default": "simulated",
                 "routes": {
@@ -320,6 +334,7 @@ class World:
     async def _play(self) -> None:
         people = People(self, self._nursery)
         await self._until_ready()
+        tasks = count_tasks()
         people.arrange()
         for step in self.program.steps:
             await trio.sleep_until(EPOCH + step.at)
@@ -334,6 +349,7 @@ class World:
         self._heal()
         await trio.sleep(self.settings.calm_seconds)
         self.held = held_rows(self)
+        self.leftovers = left_over(self, tasks)
         self.zombies = [text for node in self.nodes for text in node.zombies()]
         await people.finish()
         for node in self.nodes:

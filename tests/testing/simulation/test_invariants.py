@@ -10,6 +10,7 @@ import pytest
 from hermes_trio.testing.simulation import run_seed, run_seeds
 
 from .chat_mutants import CHAT_MUTANTS
+from .count_mutants import COUNT_MUTANTS
 from .mutants import DEFECTS, MUTANTS, seeds_until_found
 
 QUICK = [
@@ -67,6 +68,16 @@ def test_every_defect_of_a_platform_is_convicted_within_five_hundred_seeds(name:
     invariant, platform, patches = CHAT_MUTANTS[name]
     seeds = seeds_until_found(patches, invariant, 500, platform=platform)
     sys.stdout.write(f"\n| {name} | {platform} | {invariant} | {seeds} |\n")
+    assert seeds is not None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COUNT_MUTANTS)
+def test_every_defect_of_a_number_is_convicted_within_five_hundred_seeds(name: str) -> None:
+    """By the invariant that it breaks, with faults of every family. `pytest -s` prints the table."""
+    invariant, platform, nodes, patches = COUNT_MUTANTS[name]
+    seeds = seeds_until_found(patches, invariant, 500, nodes=nodes, platform=platform)
+    sys.stdout.write(f"\n| {name} | {platform} | {nodes} | {invariant} | {seeds} |\n")
     assert seeds is not None
 
 

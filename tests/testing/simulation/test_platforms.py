@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
 import attrs
 import pytest
+import trio
 
+from hermes_trio.messaging.senders import Senders
 from hermes_trio.testing.simulation import PLATFORMS, Program, Step, WorldSettings, make_program, run_program
 from hermes_trio.testing.simulation.people import LISTED
 
@@ -153,3 +159,38 @@ def test_a_list_that_shows_what_another_tenant_has_allowed_is_convicted() -> Non
     _, patches = MUTANTS["grants of all tenants in a list"]
     with patched(*patches):
         assert run_program(program, SETTINGS).invariants == {"3 isolation"}
+
+
+def _sends_on(real: Any) -> Any:
+    """The senders work on for 20 seconds after a drain."""
+
+    @asynccontextmanager
+    async def stage(self: Senders, runtime: Any) -> AsyncIterator[Senders]:
+        async with real(self, runtime) as senders:
+            yield senders
+            with trio.CancelScope(shield=True):
+                await trio.sleep(20)
+
+    return stage
+
+
+def test_a_node_that_sends_on_after_its_drain_is_convicted() -> None:
+    """What its last turns left has five seconds; a reply that the platform asks to send later is for the next process."""
+    steps = (
+        Step(4.9, "telegram", 0, 1, "sendMessage limit times=2"),
+        Step(5.0, "write", 0, 1, "say"),
+        Step(6.0, "restart", 0, 1, "down=0"),
+    )
+    program = Program(1, 60, steps)
+    result = run_program(program, SETTINGS)
+    assert result.violations == (), result.story()
+    with patched((Senders, "stage", _sends_on)):
+        assert run_program(program, SETTINGS).invariants == {"7 stops"}
+
+
+def test_on_slack_everything_about_a_request_is_said_in_its_thread() -> None:
+    """The question, what the person who presses a button is told, and the answer."""
+    program = Program(1, 90, (Step(5.0, "write", 0, 1, "rm group=1"),), platform="slack")
+    result = run_program(program, SETTINGS)
+    assert result.violations == (), result.story()
+    assert any("rm -rf" in one.text and "Approval" not in one.text for one in result.trace.of("chat"))
