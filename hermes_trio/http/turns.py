@@ -208,10 +208,15 @@ class ApiTurns:
         run_id: str,
         idempotency_key: str = "",
         fingerprint: str = "",
+        resumable: bool = False,
     ) -> Run:
         """Start a run; it is durable when this returns. See `StatelessEntry.start_run`."""
         return await self._stateless.start_run(
-            self._spec(claim, input, hooks), run_id=run_id, idempotency_key=idempotency_key, fingerprint=fingerprint
+            self._spec(claim, input, hooks),
+            run_id=run_id,
+            idempotency_key=idempotency_key,
+            fingerprint=fingerprint,
+            resumable=resumable,
         )
 
     def _spec(self, claim: SessionClaim, input: TurnInput, hooks: TurnHooks) -> TurnSpec:

@@ -132,6 +132,11 @@ class EventWriter:
         """Conclude the run of a turn whose end was committed or given up: its readers get the terminal event."""
         self._run_of(turn).conclude(outcome)
 
+    def lose(self, turn: Turn) -> None:
+        """Leave the run of a turn whose end is not written without an end, if it is begun again: its readers find it in the store."""
+        run = self._run_of(turn)
+        run.lost = run.record.resumable
+
     def _run_of(self, turn: Turn) -> Run:
         assert turn.origin.run is not None
         return self._runs[turn.origin.run.run_id]

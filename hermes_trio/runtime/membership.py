@@ -237,10 +237,12 @@ class Membership:
         try:
             found = await self._core.store.reap(self._core.epoch)
             logger.warning(
-                "node %s took over the work of expired nodes (%s): %d runs ended, %d jobs lost, %d approvals expired, %d replies queued again",
+                "node %s took over the work of expired nodes (%s): %d runs ended, %d to begin again, %d jobs lost, %d approvals expired,"
+                " %d replies queued again",
                 self._name,
                 expired,
                 found.runs_interrupted,
+                found.runs_released,
                 found.jobs_lost,
                 found.approvals_expired,
                 found.outbox_requeued,

@@ -200,6 +200,9 @@ class Peers:
         cause, seconds = _asked(request)
         run = self._runs.find(request.target)
         if run is None:
+            async with self._runs.claiming:
+                run = self._runs.find(request.target)
+        if run is None:
             return _told(
                 [StopReceipt(target=request.target, cause=cause, ok=True, milliseconds=0.0, already_ended=True)]
             )

@@ -52,6 +52,8 @@ __all__ = [
     "NoticeKind",
     "Recovery",
     "Reply",
+    "ResumedRun",
+    "Resumption",
     "RuntimeStore",
     "SessionHost",
     "SignalStore",
@@ -93,7 +95,8 @@ NODE_TOPIC: Final = "node"
 """The topic of nodes that joined, left or were reaped; its keys are incarnations."""
 
 REAP_TOPIC: Final = "reap"
-"""The topic of nodes that left and interrupted sessions of theirs, which other nodes settle; its keys are incarnations."""
+"""The topic of nodes that left and interrupted sessions of theirs, which other nodes settle, or that released runs, which other nodes begin again; its
+keys are incarnations."""
 
 LEASE_TOPIC: Final = "lease"
 """The topic of singletons that no node holds any more; its keys are their names."""
@@ -224,6 +227,31 @@ class NewRun(msgspec.Struct, frozen=True, kw_only=True):
     input_preview: str = ""
     idempotency_key: str = ""
     fingerprint: str = ""
+    resumable: bool = False
+    """Whether the run is begun again if it is interrupted."""
+
+
+class Resumption(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What begins an interrupted run again: what its client sent, and on whose behalf. It is stored with the run's row and removed with its end."""
+
+    context: SessionContext
+    input: TurnInput
+    source: str = ""
+    seconds: float | None = None
+    """The time limit of its turn."""
+
+
+class ResumedRun(msgspec.Struct, frozen=True, kw_only=True):
+    """An interrupted run that this node has claimed for its next attempt. `last` is the number of its event that says so."""
+
+    run: NewRun
+    attempt: int
+    status: RunStatus
+    created_at: float
+    last: int
+    resumption: Resumption
+    stopped: bool = False
+    """Whether a stop was requested since: then the attempt ends before it begins."""
 
 
 class EventRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -248,6 +276,8 @@ class TurnStart(msgspec.Struct, frozen=True, kw_only=True):
     model: str = ""
     parent_session_id: str = ""
     run: NewRun | None = None
+    resumption: Resumption | None = None
+    """What begins the run again, when a resumable one is accepted."""
     inbox_ids: tuple[int, ...] = ()
     one_shot: bool = False
     hold: bool = False
@@ -323,6 +353,8 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
 
     epoch: str
     runs_interrupted: int = 0
+    runs_released: int = 0
+    """The interrupted runs that wait for their next attempt."""
     jobs_lost: int = 0
     approvals_expired: int = 0
     outbox_requeued: int = 0
@@ -583,6 +615,17 @@ class RuntimeStore(SignalStore, NodeStore, Protocol):
         ...
 
     async def append_events(self, events: Sequence[EventRow]) -> None: ...
+
+    async def claim_interrupted(self, epoch: str) -> list[ResumedRun]:
+        """Claim the interrupted runs that no node has, for their next attempt; return all that this node has claimed and that have not ended.
+
+        An attempt counts from its claim, whose transaction writes its event. Those that are not begun again are ended.
+        """
+        ...
+
+    async def stop_resuming(self, epoch: str, *, run_id: str = "", session_id: str = "") -> None:
+        """Note that a run, or the runs of a session, are not begun again if they are interrupted; end those that wait for their next attempt."""
+        ...
 
     async def end_session(self, session_id: str, reason: str) -> bool:
         """End a session; the first reason wins. Returns whether this call ended it."""

@@ -16,7 +16,7 @@ from .core import RuntimeCore
 from .event_log import EventLog, LogEvent
 from .event_writer import COALESCE_SECONDS
 from .outcome import TERMINAL_STATUSES, CancelCause, Cause, Outcome, RunStatus, TurnState
-from .ports import EventRow, NewRun
+from .ports import EventRow, NewRun, ResumedRun
 from .settlement import Settlement
 from .stop_receipt import StopReceipt, stop_each
 from .turn import EventSink, Turn, TurnOrigin, TurnSpec
@@ -61,6 +61,10 @@ class Run:
         self.created_at: float = core.clock()
         self.updated_at: float = self.created_at
         self.last_event: str = ""
+        self.attempt: int = int(record.resumable)
+        """Which attempt this is, if the run is begun again when it is interrupted; else 0."""
+        self.lost: bool = False
+        """Whether its end will not be written by this process: the run has not ended, and is begun again."""
         self.outcome: Outcome | None = None
         self.log = EventLog(core.settings.event_limit, on_append=self._appended)
         self.ended = trio.Event()
@@ -177,6 +181,14 @@ class Run:
         self._approvals += change
         self.move(RunStatus.WAITING_FOR_APPROVAL if self._approvals > 0 else RunStatus.RUNNING)
 
+    def continue_from(self, resumed: ResumedRun) -> None:
+        """Continue the row and the log of the attempt before."""
+        self.attempt = resumed.attempt
+        self.status = resumed.status
+        self.created_at = resumed.created_at
+        self.log.last = resumed.last
+        self.last_event = "run.resumed"
+
     def request_stop(self, cause: Cause | None = None) -> None:
         """Cancel the run's turn without waiting for its end."""
         if self.move(RunStatus.STOPPING):
@@ -230,8 +242,8 @@ class Run:
         self._settle()
 
     def conclude(self, outcome: Outcome) -> None:
-        """Set the outcome of the run, append the terminal event and set `ended`. Does nothing if the run has been concluded."""
-        if self.ended.is_set():
+        """Set the outcome of the run, append the terminal event and set `ended`. Does nothing if the run has been concluded, or is lost here."""
+        if self.ended.is_set() or self.lost:
             return
         self.outcome = outcome
         if self.terminal is None:
@@ -278,6 +290,8 @@ class Runs:
     def __init__(self, core: RuntimeCore) -> None:
         self._core = core
         self._live: dict[str, Run] = {}
+        self.claiming = trio.Lock()
+        """Held while interrupted runs are claimed and made: a stop that does not find a run waits for it."""
 
     def __len__(self) -> int:
         return len(self._live)
@@ -302,6 +316,12 @@ class Runs:
         self._live[run.id] = run
         self._core.journal.open(run)
         return run
+
+    def drop(self, run: Run) -> None:
+        """Discard a run that was made and will not be executed here."""
+        self._core.drop_turn(run.turn)
+        self._core.journal.close(run)
+        del self._live[run.id]
 
     async def live(self, run: Run) -> None:
         """Execute a run until it has settled, then remove it from the live runs, also when cancelled."""

@@ -169,6 +169,7 @@ class Runtime:
                             trio.open_nursery() as turns,
                         ):
                             self._turns = turns
+                            await turns.start(self.stateless.resume_runs)
                             await self._run_receivers(opened)
                             await self._wind_down(self.settings.drain_seconds)
                             self._turns = None
@@ -400,7 +401,11 @@ class Runtime:
         """Stop the turns and the jobs of one session, on all nodes; return one receipt each."""
         why = Cause(CancelCause.STOP) if cause is None else cause
         turns = [turn for turn in self.core.live_turns.values() if turn.context.session_id == session_id]
-        receipts = await stop_each(turns, why)
+        try:
+            if self.core.shared or any(turn.origin.run is not None and turn.origin.run.resumable for turn in turns):
+                await self.core.store.stop_resuming(self.core.epoch, session_id=session_id)
+        finally:
+            receipts = await stop_each(turns, why)  # noqa: ASYNC102 - also if the store fails; a cancellation ends it
         receipts.extend(await self.supervisor.stop_here(session_id, why))
         if self.core.shared:
             receipts.extend(await self.core.peers.stop_session(session_id, why))

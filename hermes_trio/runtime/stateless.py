@@ -15,11 +15,13 @@ import attrs
 import outcome
 import trio
 
+from .budget import Budget
 from .context import check_id
 from .core import RuntimeCore
 from .errors import Draining, OutcomeUnknown, RuntimeClosed
+from .membership import BEATS
 from .outcome import CancelCause, Cause, Outcome
-from .ports import NewRun, TurnStart
+from .ports import REAP_TOPIC, NewRun, ResumedRun, Resumption, TurnStart
 from .retrying import retried
 from .run import Run, Runs
 from .turn import TurnOrigin, TurnSpec
@@ -29,7 +31,22 @@ __all__ = ["StatelessEntry"]
 
 logger: Final = logging.getLogger("hermes_trio.runtime.stateless")
 
+RETRY_SECONDS: Final = 1.0
+
 _REQUESTED: Final = TurnOrigin(outer_cause=Cause(CancelCause.CLIENT_GONE))
+
+
+def _resumption_of(spec: TurnSpec) -> Resumption:
+    seconds = None if spec.budget is None else spec.budget.seconds
+    return Resumption(context=spec.context, input=spec.input, source=spec.source, seconds=seconds)
+
+
+def _spec_of(resumed: ResumedRun) -> TurnSpec:
+    kept = resumed.resumption
+    budget = None if kept.seconds is None else Budget(seconds=kept.seconds)
+    return TurnSpec(
+        input=kept.input, context=kept.context, source=kept.source, tenant=resumed.run.tenant, budget=budget
+    )
 
 
 @attrs.define(eq=False)
@@ -51,6 +68,8 @@ class StatelessEntry:
         self._core = core
         self.ends = core.ends
         self._nursery = nursery
+        self._resumed: set[str] = set()
+        """The runs that this process has begun again. Each of them ends here, or is interrupted with this process."""
         self.runs = runs
 
     @property
@@ -92,9 +111,16 @@ class StatelessEntry:
             core.admission.release()
 
     async def start_run(
-        self, spec: TurnSpec, *, run_id: str = "", idempotency_key: str = "", fingerprint: str = ""
+        self,
+        spec: TurnSpec,
+        *,
+        run_id: str = "",
+        idempotency_key: str = "",
+        fingerprint: str = "",
+        resumable: bool = False,
     ) -> Run:
-        """Start a run that survives its client. It is durable when this returns.
+        """Start a run that survives its client. It is durable when this returns. A `resumable` one also survives its process: it is begun again, with
+        the same input and without the hooks of `spec`.
 
         The run belongs to the runtime: if this call is cancelled while the row is being written, the run still starts. Raises `OutcomeUnknown` if
         the store takes longer than `finish_seconds`; the run then starts as soon as it is written, and the same idempotency key finds it. Raises
@@ -102,6 +128,7 @@ class StatelessEntry:
         """
         self.check()
         core = self._core
+        resumption = _resumption_of(spec) if resumable else None
         if core.shared:
             spec = await core.hosts.place(spec)
             self.check()
@@ -115,6 +142,7 @@ class StatelessEntry:
                 input_preview=spec.input.text[:200],
                 idempotency_key=idempotency_key,
                 fingerprint=fingerprint,
+                resumable=resumable,
             )
             start = TurnStart(
                 turn_id="",
@@ -123,6 +151,7 @@ class StatelessEntry:
                 tenant=spec.tenant,
                 model=spec.input.model,
                 run=run_record,
+                resumption=resumption,
             )
             nursery = self._nursery()
             assert nursery is not None
@@ -169,6 +198,58 @@ class StatelessEntry:
             return
         for _ in range(2):  # the woken caller runs first: it may stop the run before the run begins
             await trio.lowlevel.cancel_shielded_checkpoint()
+        await self.runs.live(run)
+
+    # -- interrupted runs --------------------------------------------------------------------------------------------------------
+
+    async def stop_resuming(self, run_id: str) -> None:
+        """Note in the store that a run is not begun again: a stop was requested, which holds also if this process ends now."""
+        await self._core.store.stop_resuming(self._core.epoch, run_id=run_id)
+
+    async def resume_runs(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Begin interrupted runs again: at the start, and where nodes share the store for as long as this one runs. Retries while the store fails."""
+        core = self._core
+        pause = core.store.lease_seconds / BEATS
+        while True:
+            released = trio.Event()
+            with core.store.subscribe(REAP_TOPIC, lambda _, released=released: released.set()):
+                failed = False
+                try:
+                    await self._claim_runs()
+                except Exception as error:
+                    failed = True
+                    logger.warning("could not begin interrupted runs again; retrying: %s", error)
+                task_status.started()
+                task_status = trio.TASK_STATUS_IGNORED
+                if not failed and not core.shared:
+                    return
+                with trio.move_on_after(RETRY_SECONDS if failed else pause):
+                    await released.wait()
+
+    async def _claim_runs(self) -> None:
+        core = self._core
+        nursery = self._nursery()
+        if core.draining or nursery is None:
+            return
+        async with self.runs.claiming:
+            for resumed in await core.store.claim_interrupted(core.epoch):
+                if resumed.run.run_id in self._resumed:
+                    continue
+                spec = await core.hosts.place(_spec_of(resumed), anywhere=True)
+                self._resumed.add(resumed.run.run_id)
+                run = self.runs.make(spec, resumed.run)
+                run.continue_from(resumed)
+                logger.warning("run %s was interrupted; this is its attempt %d", run.id, run.attempt)
+                if resumed.stopped or core.drained:
+                    run.request_stop(Cause(CancelCause.STOP if resumed.stopped else CancelCause.DRAIN))
+                core.base_context.copy().run(nursery.start_soon, self._resume, run)
+
+    async def _resume(self, run: Run) -> None:
+        try:
+            await self._core.admission.admit()
+        except BaseException:
+            self.runs.drop(run)
+            raise
         await self.runs.live(run)
 
     async def _write_down(self, start: TurnStart) -> None:

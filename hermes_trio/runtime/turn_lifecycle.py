@@ -314,6 +314,9 @@ async def _commit(
     """
     spec = turn.spec
     hooks = spec.hooks
+    if core.membership.lost and _drained(outcome.cause) and turn.origin.run is not None and turn.origin.run.resumable:
+        core.journal.lose(turn)  # its node has lost its lease: the run goes on elsewhere
+        return msgspec.structs.replace(outcome, committed=False)
     if core.supervisor.unrecorded:
         await core.supervisor.record_threads(turn.root.id)
     try:
@@ -354,6 +357,8 @@ async def _commit(
     if end.over is not None and not end.over.is_set():
         turn.unwritten = end
         end.then = partial(_written_late, core, turn, outcome)
+    elif not written and turn.origin.run is not None:
+        core.journal.lose(turn)
     return msgspec.structs.replace(_unstored(outcome, end.error), committed=False)
 
 
@@ -413,6 +418,8 @@ def _written_late(core: RuntimeCore, turn: Turn, outcome: Outcome, end: End) -> 
     written = outcome if end.written and not end.was_reduced else _unstored(outcome, end.error)
     written = msgspec.structs.replace(written, committed=end.written)
     if turn.origin.run is not None:
+        if not end.written:
+            core.journal.lose(turn)
         core.journal.ended(turn, written)
     if turn.spec.hooks.on_end is not None:
         hook = partial(_call_hook, core, turn, written)

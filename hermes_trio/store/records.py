@@ -235,7 +235,9 @@ class RunRow(msgspec.Struct, frozen=True):
     error: str
     error_code: str
     owner: str = ""
-    """The node that runs it, or that has ended it."""
+    """The node that runs it, or that has ended it. Empty while an interrupted run waits for its next attempt."""
+    attempt: int = 0
+    """Which attempt this is, if the run is begun again when it is interrupted; else 0."""
 
 
 class JobRow(msgspec.Struct, frozen=True):

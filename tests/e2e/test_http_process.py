@@ -162,6 +162,32 @@ def test_a_reader_resumes_after_the_server_was_killed(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_run_that_asks_for_it_goes_on_after_the_server_was_killed(tmp_path: Path) -> None:
+    """After SIGKILL in the middle of a command and a restart the run begins again in its session, and a reader sees both attempts without a gap."""
+    body = {"input": "!run sleep 5", "session_id": "work", "if_interrupted": "resume"}
+    with server_process(tmp_path) as server, client_of(server) as http:
+        answer = http.post("/v1/runs", json=body, headers={"Idempotency-Key": "k"})
+        assert answer.status_code == 202, answer.text
+        run_id = answer.json()["run_id"]
+        seen = events(http, run_id, most=1)
+        server.kill()
+    with server_process(tmp_path) as server, client_of(server) as http:
+        run = http.get(f"/v1/runs/{run_id}", params={"wait": "settled"}).json()
+        assert (run["status"], run["attempt"], run["session_id"]) == ("completed", 2, "work")
+        assert run["output"]
+        rest = events(http, run_id, seen[0][0])
+        # An event that the reader saw and the store had not taken yet is unknown: all that there are follow.
+        numbers = [int(id.partition("-")[2]) for id, _ in rest if id]
+        first = 1 if rest[0][1]["event"] == "resync" else 2
+        assert numbers == list(range(first, first + len(numbers)))
+        names = [event["event"] for _, event in rest]
+        assert (names.count("run.resumed"), names.count("run.completed")) == (1, 1)
+        messages = http.get("/api/sessions/work/messages").json()["data"]
+        assert [message["role"] for message in messages].count("user") == 1
+        assert http.post("/v1/runs", json=body, headers={"Idempotency-Key": "k"}).json()["run_id"] == run_id
+
+
+@pytest.mark.slow
 def test_plain_hypercorn_serves_the_same(tmp_path: Path) -> None:
     """`hypercorn --worker-class trio hermes_trio.asgi:app` serves chats, streams and runs, and ends on SIGTERM."""
     hypercorn = Path(sys.executable).with_name("hypercorn")

@@ -5,7 +5,7 @@ A live run is read from the runtime, a settled one from the store, also after a 
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, cast
+from typing import Annotated, Any, Final, Literal, cast
 
 import msgspec
 import trio
@@ -24,6 +24,7 @@ from hermes_trio.runtime.outcome import CancelCause, Cause, RunStatus
 from hermes_trio.runtime.peers import watch_run
 from hermes_trio.runtime.ports import Message, TurnInput
 from hermes_trio.runtime.run import Run
+from hermes_trio.runtime.stop_receipt import StopReceipt
 from hermes_trio.store import LISTED_OUTPUT, AlreadyStarted, ApprovalChoice, RunFilter, RunRow
 
 from .approvals import describe
@@ -39,7 +40,10 @@ _APPROVE: Final = {"approve": "once", "approved": "once", "allow": "once"}
 
 
 class RunRequest(msgspec.Struct):
-    """The body that starts a run. `input` is a text, or a list whose last item is the message and whose others are the history."""
+    """The body that starts a run. `input` is a text, or a list whose last item is the message and whose others are the history.
+
+    `if_interrupted` says what happens to the run if the process that works on it ends unexpectedly: `fail`, or `resume`, which begins it again.
+    """
 
     input: TurnInputs
     instructions: str | None = None
@@ -47,6 +51,7 @@ class RunRequest(msgspec.Struct):
     previous_response_id: str | None = None
     session_id: str | None = None
     model: str | None = None
+    if_interrupted: Literal["fail", "resume"] = "fail"
 
 
 class RunStarted(msgspec.Struct):
@@ -72,7 +77,7 @@ class RunBody(msgspec.Struct, omit_defaults=True):
     """The present state of a run. `settled` says that everything that it started has ended, too.
 
     `input_preview` is the beginning of the input. `model` is the one that answers, once that is known; before, the requested one, or the public name
-    of the default model.
+    of the default model. `attempt` counts how often a run that asked to be resumed was begun.
     """
 
     object: str
@@ -92,6 +97,7 @@ class RunBody(msgspec.Struct, omit_defaults=True):
     error: str | None = None
     error_code: str | None = None
     approvals: list[PendingApproval] = []
+    attempt: int = 0
 
 
 class RunList(msgspec.Struct):
@@ -167,6 +173,7 @@ def _live_body(run: Run, default_model: str, approvals: list[PendingApproval] | 
         input_preview=run.record.input_preview,
         last_event=run.last_event or None,
         approvals=approvals or [],
+        attempt=run.attempt,
     )
     if outcome is not None:
         body.ended_at = run.updated_at
@@ -200,6 +207,7 @@ def _stored_body(
         else UsageBody(usage.get("input_tokens", 0), usage.get("output_tokens", 0), usage.get("total_tokens", 0)),
         error=redact_text(row.error) or None,
         error_code=row.error_code or None,
+        attempt=row.attempt,
     )
 
 
@@ -311,7 +319,14 @@ async def start_run(request: Request) -> HandlerResult:
     )
     fingerprint = fingerprint_of(await request.body()) if once else ""
     try:
-        run = await core.turns.start(claim, input, run_id=run_id, idempotency_key=once, fingerprint=fingerprint)
+        run = await core.turns.start(
+            claim,
+            input,
+            run_id=run_id,
+            idempotency_key=once,
+            fingerprint=fingerprint,
+            resumable=body.if_interrupted == "resume",
+        )
         started = run.id
     except AlreadyStarted as known:
         started = known.run_id
@@ -447,6 +462,20 @@ async def answer_approval(request: Request) -> HandlerResult:
     return Response.of(ApprovalAnswered(run_id, choice.value, len(answered), [approval.id for approval in answered]))
 
 
+async def _stop_elsewhere(request: Request, row: RunRow, cause: Cause, seconds: float) -> StopReceipt:
+    """Stop a run on the node that has it. A resumable one is not begun again from now on; if another node has claimed it before, that one stops it."""
+    core = request.core
+    if row.attempt:
+        await core.runtime.stateless.stop_resuming(row.run_id)
+        row = await core.store.get_run(row.run_id) or row
+    while True:
+        receipt = await core.runtime.peers.stop_run(row.run_id, row.owner, cause, seconds)
+        found = await core.store.get_run(row.run_id) if row.attempt else None
+        if found is None or found.status.terminal or found.owner == row.owner:
+            return receipt
+        row = found
+
+
 async def stop_run(request: Request) -> HandlerResult:
     """Stop a run and everything that it started. With `wait=true` the response is the receipt."""
     run = await find_run(request)
@@ -457,7 +486,7 @@ async def stop_run(request: Request) -> HandlerResult:
         if not core.shared or (run.status.terminal and not await core.store.root_open(run.run_id)):
             raise not_found("running run", run.run_id, "run_not_found")
         seconds = STOP_SECONDS if wait else 0.0
-        receipt = await core.runtime.peers.stop_run(run.run_id, run.owner, cause, seconds)
+        receipt = await _stop_elsewhere(request, run, cause, seconds)
         if not wait:
             return Response.of(StopAnswer(run.run_id, "stopping"))
         with trio.move_on_after(1.0):
@@ -467,6 +496,9 @@ async def stop_run(request: Request) -> HandlerResult:
     jobs = run.jobs()
     if run.ended.is_set() and not jobs:
         raise not_found("running run", run.id, "run_not_found")
+    if run.record.resumable:
+        run.request_stop(cause)
+        await core.runtime.stateless.stop_resuming(run.id)
     if not wait:
         run.request_stop(cause)
         for job in jobs:

@@ -30,6 +30,7 @@ from hermes_trio.runtime.ports import NodeRow
 from hermes_trio.runtime.run import Run
 from hermes_trio.runtime.stop_receipt import ReceiptLine, StopReceipt, stop_work
 from hermes_trio.runtime.tree import Node, NodeView, Tree, TreeDifference, TreeWatcher, part_of
+from hermes_trio.runtime.turn import Turn
 
 from .runs import find_run
 
@@ -245,6 +246,8 @@ async def stop_by_key(request: Request) -> HandlerResult:
     node = _find(request)
     seconds = _seconds(request)
     cause = Cause(CancelCause.STOP, f"by {request.caller.name}")
+    if isinstance(node.work, Turn) and (run := node.work.origin.run) is not None and run.resumable:
+        await request.core.runtime.stateless.stop_resuming(run.run_id)
     if "text/event-stream" in (request.header(b"accept") or ""):
         return EventStream(partial(_stream_stop, node, cause, seconds))
     return Response.of(_receipt(await stop_work(node, cause, seconds)))

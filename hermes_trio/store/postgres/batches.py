@@ -31,7 +31,7 @@ from hermes_trio.runtime.ports import (
 )
 from hermes_trio.store.errors import AlreadyStarted, ForeignSession, IdempotencyConflict
 from hermes_trio.store.sqlite import inbox, runs, turns
-from hermes_trio.store.sqlite.encoding import MESSAGE_COLUMNS, cleaned
+from hermes_trio.store.sqlite.encoding import MESSAGE_COLUMNS, cleaned, dump
 from hermes_trio.store.sqlite.rows import Row, many
 from hermes_trio.store.sqlite.transcript import first_words
 
@@ -120,6 +120,13 @@ class _NewRun(msgspec.Struct, gc=False):
     fingerprint: str
     now: float
     owner: str
+    attempt: int
+
+
+class _Kept(msgspec.Struct, gc=False):
+    run_id: str
+    spec: str
+    key_id: str
 
 
 class _Held(msgspec.Struct, gc=False):
@@ -192,10 +199,17 @@ JOIN sessions s ON s.id = g.id AND s.tenant = g.tenant AND s.owner <> g.owner WH
 """
 
 _MAKE_RUNS: Final = f"""
-INSERT INTO runs (run_id, session_id, turn_id, model, tenant, input_preview, idempotency_key, fingerprint, status, created_at, updated_at, owner)
-SELECT run_id, session_id, turn_id, model, tenant, input_preview, idempotency_key, fingerprint, 'queued', now, now, owner
+INSERT INTO runs (run_id, session_id, turn_id, model, tenant, input_preview, idempotency_key, fingerprint, status, created_at, updated_at, owner,
+    attempt)
+SELECT run_id, session_id, turn_id, model, tenant, input_preview, idempotency_key, fingerprint, 'queued', now, now, owner, attempt
 FROM {records(_NewRun)} ORDER BY place ON CONFLICT (run_id) DO NOTHING
 """
+
+_KEEP_RESUMPTIONS: Final = f"""
+INSERT INTO resumptions (run_id, spec, key_id) SELECT run_id, spec, key_id FROM {records(_Kept)} ON CONFLICT DO NOTHING
+"""
+
+_FORGET_RESUMPTIONS: Final = f"DELETE FROM resumptions i USING {records(_Kept)} WHERE i.run_id = g.run_id"
 
 _MOVE_RUNS: Final = f"""
 UPDATE runs r SET status = g.status, updated_at = g.now FROM {records(_Moved)} WHERE r.run_id = g.run_id AND r.ended_at IS NULL
@@ -222,6 +236,7 @@ def _new_run(now: float, owner: str, start: TurnStart, run: NewRun) -> _NewRun:
         run.fingerprint,
         now,
         owner,
+        int(run.resumable),
     )
 
 
@@ -304,15 +319,20 @@ def _begin_runs(db: PostgresDatabase, calls: Sequence[tuple[float, str, TurnStar
     made: list[_NewRun] = []
     moved: list[_Moved] = []
     held: list[_Held] = []
+    kept: list[_Kept] = []
     for now, owner, start in calls:
         if start.run is not None:
             made.append(_new_run(now, owner, start, start.run))
+            if start.resumption is not None:
+                kept.append(_Kept(start.run.run_id, dump(start.resumption), start.resumption.context.key_id))
             db.signals.append((RUN_TOPIC, start.run.run_id))
             if start.hold:
                 moved.append(_Moved(start.run.run_id, RunStatus.RUNNING.value, now))
         held += [_Held(number, start.turn_id, owner, start.context.session_id, now) for number in start.inbox_ids]
     if made:
         db.execute(_MAKE_RUNS, (json_rows(made),))
+    if kept:
+        db.execute(_KEEP_RESUMPTIONS, (json_rows(kept),))
     if moved:
         db.execute(_MOVE_RUNS, (json_rows(moved),))
     if held:
@@ -747,6 +767,9 @@ def _write_ends(db: PostgresDatabase, ends: list[_End]) -> list[_End]:
         left = [ended[run.run_id] for end in ends if (run := end.finish.start.run) and run.run_id in open_runs]
         if left and (foreign := many(db, _FOREIGN_RUNS, (json_rows(left),))):
             raise Fenced(f"run {foreign[0][0]} now belongs to another owner")
+    over = [_Kept(run.run_id, "", "") for end in ends if (run := end.finish.start.run) is not None and run.resumable]
+    if over:
+        db.execute(_FORGET_RESUMPTIONS, (json_rows(over),))
     return ends
 
 

@@ -29,6 +29,7 @@ TABLES: Final = (
     "routes",
     "messages",
     "runs",
+    "resumptions",
     "events",
     "jobs",
     "inbox",

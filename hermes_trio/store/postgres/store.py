@@ -36,6 +36,7 @@ from hermes_trio.store.sqlite.nodes import SqliteNodes, insert_node
 from hermes_trio.store.sqlite.outbox import SqliteOutbox
 from hermes_trio.store.sqlite.recovery import SqliteRecovery
 from hermes_trio.store.sqlite.responses import SqliteResponses
+from hermes_trio.store.sqlite.resumptions import SqliteResumptions
 from hermes_trio.store.sqlite.roots import SqliteRoots
 from hermes_trio.store.sqlite.rows import Database, one, write
 from hermes_trio.store.sqlite.runs import SqliteRuns
@@ -223,6 +224,7 @@ class PostgresStore(
     SqliteSessions,
     SqliteTurns,
     SqliteRuns,
+    SqliteResumptions,
     SqliteJobs,
     SqliteRoots,
     SqliteInbox,

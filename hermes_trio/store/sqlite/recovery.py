@@ -1,15 +1,15 @@
 """The reaper: ends or requeues everything that owners that have ended still hold in the store.
 
 One transaction handles everything that such an owner held, at the start or when another node has died: work that had begun gets its
-end state, and each pending completion is queued exactly once; rows that were only claimed wait again, with their count of
-attempts. The reaper becomes the owner of what it ends, so that an owner that still runs is fenced. Running it again finds nothing.
+end state, or, if it is a run that asked for that, waits without an owner for its next attempt; each pending completion is queued exactly once;
+rows that were only claimed wait again, with their count of attempts. The reaper becomes the owner of what it ends, so that an owner that
+still runs is fenced. Running it again finds nothing.
 """
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from typing import Final
 
 import msgspec
 
@@ -18,7 +18,6 @@ from hermes_trio.runtime.ports import (
     APPROVAL_TOPIC,
     OUTBOX_TOPIC,
     REAP_TOPIC,
-    RUN_TOPIC,
     SESSION_TOPIC,
     NewNotice,
     NoticeKind,
@@ -29,10 +28,11 @@ from hermes_trio.store.records import JobRow
 
 from .approvals import forget_grants
 from .cursors import set_meta
-from .encoding import dump, load_routing
+from .encoding import load_routing
 from .inbox import insert_notice, waiting_count
 from .jobs import JOB_COLUMNS, job_from_row
 from .nodes import insert_node, remove_gone, remove_node
+from .resumptions import end_interrupted, refusal
 from .roots import close_root
 from .rows import Database, many, marks, write
 from .sessions import INTERRUPTED, end_session
@@ -40,8 +40,6 @@ from .verbs import Verbs
 from .writer import Weight
 
 __all__ = ["SqliteRecovery", "reap"]
-
-_ERROR: Final = "The server stopped while this was running; it was not completed."
 
 
 class _Reaper:
@@ -61,7 +59,7 @@ def reap(db: Database, now: float, owner: str, live: Sequence[str], epoch: str) 
     reaper = _Reaper(db, now, owner, live)
     gone, held = reaper.gone, reaper.live
     sessions_ended = _end_interrupted_turns(reaper)
-    runs = _fail_runs(reaper, epoch)
+    runs, released = _end_runs(reaper, epoch)
     jobs = _lose_jobs(reaper)
     _interrupt_messages(reaper)
     sessions_ended += _end_settled_one_shots(reaper)
@@ -95,6 +93,7 @@ def reap(db: Database, now: float, owner: str, live: Sequence[str], epoch: str) 
     return Recovery(
         epoch=epoch,
         runs_interrupted=runs,
+        runs_released=released,
         jobs_lost=jobs,
         approvals_expired=len(approvals),
         outbox_requeued=len(outbox),
@@ -126,32 +125,22 @@ def _end_settled_one_shots(reaper: _Reaper) -> int:
     return sum(end_session(db, reaper.now, session_id, INTERRUPTED) for (session_id,) in many(db, sql, reaper.live))
 
 
-def _fail_runs(reaper: _Reaper, epoch: str) -> int:
-    db, now = reaper.db, reaper.now
-    sql = f"SELECT run_id FROM runs WHERE ended_at IS NULL AND {reaper.gone}"
-    live = [run_id for (run_id,) in many(db, sql, reaper.live)]
-    for run_id in live:
-        event = {
-            "event": "run.failed",
-            "run_id": run_id,
-            "timestamp": now,
-            "error": _ERROR,
-            "error_code": INTERRUPTED,
-        }
-        write(
-            db,
-            "INSERT INTO events (run_id, number, epoch, event)"
-            " SELECT ?1, coalesce(max(number), 0) + 1, ?2, ?3 FROM events WHERE run_id = ?1",
-            (run_id, epoch, dump(event)),
-        )
-        write(
-            db,
-            "UPDATE runs SET status = 'failed', error = ?, error_code = ?, last_event = 'run.failed', updated_at = ?,"
-            " ended_at = ?, owner = ? WHERE run_id = ?",
-            (_ERROR, INTERRUPTED, now, now, reaper.owner, run_id),
-        )
-        db.signals.append((RUN_TOPIC, run_id))
-    return len(live)
+def _end_runs(reaper: _Reaper, epoch: str) -> tuple[int, int]:
+    """End the runs, or release those that are begun again; return the number of each."""
+    db = reaper.db
+    sql = f"SELECT run_id FROM runs WHERE ended_at IS NULL AND {reaper.gone} AND (owner <> '' OR attempt = 0)"
+    ended = released = 0
+    for (run_id,) in many(db, sql, reaper.live):
+        event = refusal(db, run_id)
+        if event is not None:
+            end_interrupted(db, reaper.now, reaper.owner, epoch, run_id, event)
+            ended += 1
+        else:
+            write(db, "UPDATE runs SET owner = '' WHERE run_id = ?", (run_id,))
+            released += 1
+    if released:
+        db.signals.append((REAP_TOPIC, reaper.owner))
+    return ended, released
 
 
 def _lose_jobs(reaper: _Reaper) -> int:

@@ -12,6 +12,7 @@ from hermes_trio.store.errors import AlreadyStarted, IdempotencyConflict
 from hermes_trio.store.records import ALL_RUNS, EVENT_PAGE_BYTES, FIRST_PAGE, LISTED_OUTPUT, Page, RunFilter, RunRow
 
 from .encoding import clean, dump, load_mapping
+from .resumptions import forget_resumption, keep_resumption
 from .rows import Database, Row, changed, equalities, exists, many, one, single, write, write_many
 from .verbs import Verbs
 
@@ -29,7 +30,7 @@ __all__ = [
 
 COLUMNS: Final = (
     "run_id, session_id, turn_id, model, tenant, input_preview, idempotency_key, fingerprint, status, last_event,"
-    " created_at, updated_at, ended_at, output, usage, error, error_code, owner"
+    " created_at, updated_at, ended_at, output, usage, error, error_code, owner, attempt"
 )
 
 _QUIET_EVENTS: Final = frozenset({"message.delta"})
@@ -37,7 +38,7 @@ _QUIET_EVENTS: Final = frozenset({"message.delta"})
 
 _FINISH: Final = f"""
 INSERT INTO runs ({COLUMNS})
-VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?11, ?11, ?12, ?13, ?14, ?15, ?16)
+VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?11, ?11, ?12, ?13, ?14, ?15, ?16, 0)
 ON CONFLICT (run_id) DO UPDATE SET
     session_id = excluded.session_id, model = coalesce(nullif(excluded.model, ''), runs.model), status = excluded.status,
     last_event = excluded.last_event, updated_at = excluded.updated_at, ended_at = excluded.ended_at,
@@ -75,7 +76,7 @@ def begin_run(db: Database, now: float, owner: str, run: NewRun, start: TurnStar
     write(
         db,
         "INSERT INTO runs (run_id, session_id, turn_id, model, tenant, input_preview, idempotency_key, fingerprint,"
-        " status, created_at, updated_at, owner) VALUES (?, ?, ?, ?, ?, ?, ?, ?, 'queued', ?, ?, ?)"
+        " status, created_at, updated_at, owner, attempt) VALUES (?, ?, ?, ?, ?, ?, ?, ?, 'queued', ?, ?, ?, ?)"
         " ON CONFLICT (run_id) DO NOTHING",
         (
             run.run_id,
@@ -89,8 +90,11 @@ def begin_run(db: Database, now: float, owner: str, run: NewRun, start: TurnStar
             now,
             now,
             owner,
+            int(run.resumable),
         ),
     )
+    if start.resumption is not None:
+        keep_resumption(db, run.run_id, start.resumption)
     db.signals.append((RUN_TOPIC, run.run_id))
 
 
@@ -121,6 +125,8 @@ def finish_run(db: Database, now: float, owner: str, run: NewRun, finish: TurnFi
     )
     if not written and exists(db, "SELECT 1 FROM runs WHERE run_id = ? AND owner <> ?", (run.run_id, owner)):
         raise Fenced(f"run {run.run_id} now belongs to another owner")
+    if run.resumable:
+        forget_resumption(db, run.run_id)
     db.signals.append((RUN_TOPIC, run.run_id))
 
 

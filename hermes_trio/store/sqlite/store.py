@@ -42,6 +42,7 @@ from .nodes import SqliteNodes, insert_node
 from .outbox import SqliteOutbox
 from .recovery import SqliteRecovery
 from .responses import SqliteResponses
+from .resumptions import SqliteResumptions
 from .roots import SqliteRoots
 from .rows import Database, single, write
 from .runs import SqliteRuns
@@ -99,6 +100,7 @@ class SqliteStore(
     SqliteSessions,
     SqliteTurns,
     SqliteRuns,
+    SqliteResumptions,
     SqliteJobs,
     SqliteRoots,
     SqliteInbox,

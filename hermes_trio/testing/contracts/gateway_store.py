@@ -28,8 +28,11 @@ from hermes_trio.runtime.ports import (
     NewRun,
     NodeRequest,
     NoticeKind,
+    ResumedRun,
+    Resumption,
     SessionHost,
     TurnFinish,
+    TurnInput,
     TurnStart,
 )
 from hermes_trio.store.errors import (
@@ -98,6 +101,15 @@ def _message(text: str = "hello", key: str = KEY) -> NewMessage:
 
 def _start(turn_id: str = "turn_1", session_id: str = "s1", run: NewRun | None = None) -> TurnStart:
     return TurnStart(turn_id=turn_id, context=_context(session_id), source=INBOX, run=run)
+
+
+def _resumable(run_id: str = "run_1", session_id: str = "s1", key_id: str = "") -> TurnStart:
+    """Return the acceptance of a run that is begun again when it is interrupted."""
+    run = NewRun(run_id=run_id, session_id=session_id, idempotency_key=f"k {run_id}", resumable=True)
+    context = msgspec.structs.replace(_context(session_id), key_id=key_id)
+    history = (Message(role="user", content=[{"type": "text", "text": "before"}]),)
+    kept = Resumption(context=context, source=INBOX, input=TurnInput(text="\x00 it", history=history), seconds=3.0)
+    return TurnStart(turn_id="", context=context, source=INBOX, run=run, resumption=kept)
 
 
 def _finish(start: TurnStart, *texts: str) -> TurnFinish:
@@ -417,6 +429,110 @@ class RunStoreContract(_StoreSlice):
             assert await store.events_after("run_1", 3) == []
             assert await store.event_epoch("run_1", 2) == "epoch-1"
             assert await store.event_epoch("run_1", 9) is None
+
+    @pytest.mark.trio
+    async def test_an_interrupted_run_is_claimed_for_its_next_attempt(self, tmp_path: Path) -> None:
+        """Once for each interruption, with what began it and one event in its log, until an end is written; after its last attempt it has failed."""
+        async with self.open_store(tmp_path) as store:
+            await store.recover("epoch-1")
+            start = _resumable()
+            await store.begin_turn(start)
+            await store.begin_turn(_resumable("run_2", "s2"))
+            await store.append_events([_event(1)])
+            assert await store.claim_interrupted("epoch-1") == []
+            others: list[ResumedRun] = []
+            for attempt in (2, 3):
+                found = await store.recover(f"epoch-{attempt}")
+                assert (found.runs_interrupted, found.runs_released) == (0, 2 if attempt == 2 else 1)
+                row = await store.get_run("run_1")
+                assert row is not None
+                assert (row.owner, row.attempt, row.ended_at) == ("", attempt - 1, None)
+                for _ in range(2):  # the second time as if the first answer was lost
+                    one, *others = await store.claim_interrupted(f"epoch-{attempt}")
+                    assert (one.run, one.attempt, one.last, one.stopped) == (start.run, attempt, attempt, False)
+                    assert one.resumption == start.resumption
+                    # Where nodes share the store its row follows a run; it waited for its session.
+                    status = RunStatus.QUEUED if store.lease_seconds else RunStatus.RUNNING
+                    assert (one.status, one.created_at) == (status, row.created_at)
+                if attempt == 2:
+                    assert [other.run.run_id for other in others] == ["run_2"]
+                    ended = _resumable("run_2", "s2")
+                    await store.finish_turn(
+                        _finish(msgspec.structs.replace(ended, turn_id="t", resumption=None), "q", "a")
+                    )
+            assert (await store.recover("epoch-4")).runs_interrupted == 1
+            assert await store.claim_interrupted("epoch-4") == []
+            row = await store.get_run("run_1")
+            assert row is not None
+            assert (row.status, row.error_code, row.attempt) == (RunStatus.FAILED, "interrupted", 3)
+            assert "in attempt 3 of 3" in row.error
+            assert [
+                (event.number, event.epoch, event.event["event"]) for event in await store.events_after("run_1")
+            ] == [
+                (1, "epoch-1", "tool.started"),
+                (2, "epoch-2", "run.resumed"),
+                (3, "epoch-3", "run.resumed"),
+                (4, "epoch-4", "run.failed"),
+            ]
+            other = await store.get_run("run_2")
+            assert other is not None
+            assert (other.status, other.output, other.attempt) == (RunStatus.COMPLETED, "a", 2)
+
+    @pytest.mark.trio
+    async def test_an_interrupted_run_that_may_not_go_on_is_ended(self, tmp_path: Path) -> None:
+        """A stop that was requested, an ended or deleted session and a revoked key end it, each with its reason, before its release or after it."""
+        async with self.open_store(tmp_path) as store:
+            await store.recover("epoch-1")
+            key, _ = await store.create_api_key("laptop")
+            for released in (False, True):
+                names = [
+                    f"{what} {released}" for what in ("stopped", "stopped by session", "ended", "deleted", "revoked")
+                ]
+                for name in names:
+                    await store.begin_turn(_resumable(name, f"s {name}", key.id if name == names[4] else ""))
+                if released:
+                    await store.recover("epoch-2")
+                await store.stop_resuming("epoch-2", run_id=names[0])
+                await store.stop_resuming("epoch-2", session_id=f"s {names[1]}")
+                await store.end_session(f"s {names[2]}", "user_exit")
+                await store.delete_session(f"s {names[3]}")
+                await store.revoke_api_key(key.id)
+                key, _ = await store.create_api_key("another")
+                if not released:
+                    assert (await store.recover("epoch-2")).runs_released == 0
+                assert await store.claim_interrupted("epoch-2") == []
+                ends: list[tuple[str, str]] = []
+                for name in names:
+                    row = await store.get_run(name)
+                    assert row is not None
+                    (last,) = await store.events_after(name)
+                    assert (last.number, last.event["event"]) == (1, f"run.{row.status.value}")
+                    ends.append((row.status.value, row.error.rpartition(" because ")[2]))
+                stopped = (
+                    "cancelled",
+                    "cancelled (stop: the server stopped before the run had ended; it was not begun again)",
+                )
+                assert ends == [
+                    stopped,
+                    stopped,
+                    ("failed", "its session has ended."),
+                    ("failed", "its session has ended."),
+                    ("failed", "its API key was revoked."),
+                ]
+
+    @pytest.mark.trio
+    async def test_a_run_that_does_not_ask_for_it_is_not_begun_again(self, tmp_path: Path) -> None:
+        """It has failed, as its status and its log say."""
+        async with self.open_store(tmp_path) as store:
+            await store.recover("epoch-1")
+            await store.begin_turn(_start(run=NewRun(run_id="run_1", session_id="s1")))
+            await store.stop_resuming("epoch-1", run_id="run_1")
+            found = await store.recover("epoch-2")
+            assert (found.runs_interrupted, found.runs_released) == (1, 0)
+            assert await store.claim_interrupted("epoch-2") == []
+            row = await store.get_run("run_1")
+            assert row is not None
+            assert (row.status, row.attempt) == (RunStatus.FAILED, 0)
 
 
 class JobStoreContract(_StoreSlice):
@@ -879,6 +995,41 @@ class NodeStoreContract(ABC):
             with pytest.raises(Fenced):
                 await two.renew_node({})
             assert await one.inbox_waiting(inbox=INBOX, session_key="another") == 0
+
+    @pytest.mark.trio
+    async def test_an_interrupted_run_is_claimed_by_one_node(self, tmp_path: Path) -> None:
+        """Of two nodes that claim at once one gets each run; what the lost node writes of it is refused; a stop reaches the one that has it."""
+        async with self.open_nodes(tmp_path) as (one, two):
+            await one.recover("epoch-1")
+            await two.recover("epoch-2")
+            starts = [_resumable(f"run_{number}", f"s{number}") for number in range(8)]
+            for start in starts:
+                await two.begin_turn(start)
+            lost = two.owner
+            await two.leave_node("epoch-2")
+            with pytest.raises(Fenced):
+                await two.append_events([_event(1)])
+            with pytest.raises(Fenced):
+                await two.finish_turn(_finish(msgspec.structs.replace(starts[1], turn_id="t", hold=True), "q", "a"))
+            await two.recover("epoch-3")
+            claimed: list[tuple[str, ResumedRun]] = []
+
+            async def claim(store: Store) -> None:
+                claimed.extend([(store.owner, found) for found in await store.claim_interrupted("epoch-3")])
+
+            async with trio.open_nursery() as nursery:
+                for store in (one, two):
+                    nursery.start_soon(claim, store)
+            assert sorted(found.run.run_id for _, found in claimed) == [f"run_{number}" for number in range(8)]
+            assert {found.status for _, found in claimed} == {RunStatus.QUEUED}
+            for owner, found in claimed:
+                row = await one.get_run(found.run.run_id)
+                assert row is not None
+                assert (row.owner, row.attempt, owner != lost) == (owner, 2, True)
+                assert [event.number for event in await one.events_after(found.run.run_id)] == [1]
+            await one.stop_resuming("epoch-1", session_id="s3")
+            again = [found for store in (one, two) for found in await store.claim_interrupted("epoch-3")]
+            assert [found.run.run_id for found in again if found.stopped] == ["run_3"]
 
     @pytest.mark.trio
     async def test_nodes_share_the_wakes_of_a_root(self, tmp_path: Path) -> None:

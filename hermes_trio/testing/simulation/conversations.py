@@ -177,9 +177,11 @@ def conversations_are_remembered(world: World) -> Iterator[str]:
     ):
         sessions[session].append(content)
     first: dict[str, frozenset[str]] = {}
+    lives: dict[str, str] = {}
     for call in world.seen.calls:
-        if not call.child and marks(call.asked):  # without a mark, several conversations may have the same text
-            first.setdefault(call.asked, call.knows)
+        # Without a mark, several conversations may have the same text. What was begun again is in the transcript as its last attempt.
+        if not call.child and marks(call.asked) and lives.get(call.asked) != call.life:
+            lives[call.asked], first[call.asked] = call.life, call.knows
     for session, said in sessions.items():
         numbers = [accepted[one] for one in said if one in accepted]
         if numbers != sorted(numbers) and not revived:

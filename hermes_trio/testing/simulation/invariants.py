@@ -7,7 +7,7 @@ memory. It yields a sentence for each violation. `INVARIANTS` are those of the g
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -19,6 +19,7 @@ from .platform import CRON_CHAT, FIRST_PERSON, GROUP_CHAT, WEBHOOK_CHAT
 from .script import DEEPER, marks, options_of
 
 if TYPE_CHECKING:
+    from .people import RunSeen
     from .program import Step
     from .trace import Moment
     from .world import World
@@ -31,12 +32,16 @@ LIMITED_RUNS: Final = 3
 REQUESTS_PER_MINUTE: Final = 12
 BURST: Final = 4
 
+ATTEMPTS: Final = 3
+"""How often a run is begun at most."""
+
 CHILDREN: Final = 3
 """The default of `max_concurrent_children`."""
 
 HELD: Final[Mapping[str, str]] = {
     "an open turn": "SELECT id FROM sessions WHERE open_turn IS NOT NULL AND open_turn <> ''",
     "a run that has not ended": "SELECT run_id || ' ' || status FROM runs WHERE ended_at IS NULL",
+    "what begins a run again": "SELECT run_id FROM resumptions",
     "a live job": "SELECT job_id || ' ' || state FROM jobs WHERE ended_at IS NULL",
     "a waiting row of an inbox": "SELECT id || ' ' || kind || ' ' || state || ' ' || substr(text, 1, 60) FROM inbox WHERE settled_at IS NULL",
     "an unsent reply": "SELECT id || ' ' || state || ' ' || error FROM outbox WHERE settled_at IS NULL",
@@ -360,6 +365,7 @@ def runs_tell_everybody_the_same(world: World) -> Iterator[str]:
                     continue  # sent just before the server ended, and refused by the store
                 if event.id and known.get(event.id) != event.data.get("event"):
                     yield f"{who} of {name} got {event.id} as {event.data.get('event')}, the store has {known.get(event.id)}"
+        yield from _attempts_are_told(world, run, [msgspec.json.decode(event) for _, _, event in stored])
         if run.late and run.late[-1].data.get("event") != "run.settled":
             yield f"{name} is over, and a late reader's stream ends with {run.late[-1].data.get('event')}"
         if not run.late:
@@ -369,6 +375,30 @@ def runs_tell_everybody_the_same(world: World) -> Iterator[str]:
             yield f"{name} went through {run.statuses}"
     yield from accounts.streams_are_whole(world)
     yield from accounts.pages_miss_nothing(world)
+
+
+def _attempts_are_told(world: World, run: RunSeen, events: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Check that a run that asks for it is begun again after each interruption, up to its last attempt, and that its events and its row agree."""
+    name = f"the run of m{run.number}"
+    told = [event["attempt"] for event in events if event["event"] == "run.resumed"]
+    last: Mapping[str, Any] = run.last or {}
+    if told and not run.resumes:
+        yield f"{name} was begun again, and nobody has asked for it"
+    if told != list(range(2, len(told) + 2)) or len(told) >= ATTEMPTS:
+        yield f"{name} was begun again as attempts {told} of {ATTEMPTS}"
+    if last.get("attempt", 0) != (1 + len(told) if run.resumes else 0):
+        yield f"{name} was begun again as attempts {told}, and is shown as attempt {last.get('attempt')}"
+    if run.resumes and last.get("error_code") == "interrupted" and len(told) + 1 < ATTEMPTS:
+        reason = str(last.get("error")).partition("because ")[2]
+        if not reason:
+            yield f"{name} was not begun again after attempt {len(told) + 1}: {last.get('error')}"
+    for at, _ in run.stops:
+        when = at - world.started_at
+        calls = [call for call in world.seen.calls if f"m{run.number}" in marks(call.asked) and not call.child]
+        before = {call.life for call in calls if call.at <= when}
+        for call in calls:
+            if call.at > when and call.life not in before:
+                yield f"the stop of m{run.number} was answered at {when:.2f} s, and {call.life} began it at {call.at:.2f} s"
 
 
 def what_was_stopped_is_over(world: World) -> Iterator[str]:

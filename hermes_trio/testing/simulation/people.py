@@ -64,6 +64,7 @@ _OURS: Final = frozenset(
         "half",
         "torn",
         "old",
+        "resume",
     }
 )
 
@@ -75,6 +76,8 @@ class RunSeen:
     number: int
     tenant: int
     text: str
+    resumes: bool = False
+    """Whether its client has asked that it is begun again when it is interrupted."""
     run_id: str = ""
     answers: list[int] = attrs.Factory(list[int])
     statuses: list[str] = attrs.Factory(list[str])
@@ -318,11 +321,12 @@ class People:
     async def _run(self, step: Step, text: str) -> None:
         world = self._world
         options = options_of(step.words)
-        seen = RunSeen(step.number, step.who, text)
+        seen = RunSeen(step.number, step.who, text, "resume" in options)
         world.seen.runs.append(seen)
         key = world.keys[step.who]
         headers = {"Authorization": f"Bearer {key}", "Idempotency-Key": f"k{step.number}"}
         body = {"input": text} | ({"session_id": f"shared{step.who}"} if "session" in options else {})
+        body |= {"if_interrupted": "resume"} if seen.resumes else {}
         for _ in range(ATTEMPTS):
             try:
                 # Only the first attempt: the client then repeats the request properly.

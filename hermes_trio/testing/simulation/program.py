@@ -375,6 +375,29 @@ def _in_bad_manners(rng: random.Random, steps: Sequence[Step]) -> list[Step]:
     return found
 
 
+def _resuming(rng: random.Random, steps: Sequence[Step], nodes: int, seconds: float) -> list[Step]:
+    """In every third program, let half of the runs ask to be begun again when they are interrupted; crash a node at some of them, once or several times."""
+    if rng.random() > 1 / 3:
+        return list(steps)
+    found: list[Step] = []
+    for step in steps:
+        if step.kind == "run" and rng.random() < 0.5:
+            step = attrs.evolve(step, words=f"{step.words} resume=1")
+            at = step.at + rng.choice((0.01, 1.0, 4.0))
+            for _ in range(rng.choice((0, 0, 1, 1, 2, 4))):
+                words = rng.choice(("now", "after begin_turn", "before finish_turn", "after claim_interrupted"))
+                found.append(
+                    Step(round(at, 2), "crash", rng.randrange(nodes), 0, f"{words} down={rng.choice((0.5, 5))}")
+                )
+                at += rng.choice((3.0, 12.0, 45.0))
+            if rng.random() < 0.3:
+                how = rng.choice(("before", "after"))
+                words = f"{rng.choice(('claim_interrupted', 'stop_resuming'))} {how} times=1 skip=0"
+                found.append(Step(step.at, "store", rng.randrange(nodes), 0, words))
+        found.append(step)
+    return [attrs.evolve(step, at=min(step.at, seconds - 1)) for step in found]
+
+
 def make_program(
     seed: int,
     *,
@@ -448,6 +471,7 @@ def make_program(
         steps += _disk_faults(seed, steps, seconds, rarely=targeted)
     if targeted:
         steps = _in_bad_manners(random.Random(f"{seed} manners"), steps)
+        steps = _resuming(random.Random(f"{seed} resuming"), steps, count, seconds)
     if targeted and all(step.kind != "flood" for step in steps):
         planned = prologue(seed, chat, METHODS[chat][0])
         if target is not None and (count > 1 or target[0] not in NODE_VERBS):

@@ -11,7 +11,9 @@ from hermes_trio.runtime.event_writer import EventWriter
 from hermes_trio.runtime.outcome import Outcome
 from hermes_trio.runtime.ports import EventRow
 from hermes_trio.runtime.turn import Turn
+from hermes_trio.store.sqlite import resumptions
 from hermes_trio.testing.simulation import Program, Step, make_program, run_program, run_seed, run_seeds
+from hermes_trio.testing.simulation.script import marks
 
 from .mutants import patched, seeds_until_found
 from .node_mutants import NODE_MUTANTS
@@ -135,3 +137,25 @@ def test_a_turn_that_is_stopped_while_another_node_has_its_session_adds_nothing_
     result = run_program(ONE_SESSION)
     assert not result.violations, result.story()
     assert len({one.text.split()[0] for one in result.trace.of("model") if "m9" not in one.text}) == 1
+
+
+LOST_AGAIN_AND_AGAIN = Program(
+    seed=1,
+    seconds=120,
+    nodes=2,
+    steps=(
+        Step(5.0, "run", who=0, number=1, words="think 40 resume=1"),
+        Step(5.0, "run", who=1, number=2, words="think 40"),
+        *(Step(8.0 + 20 * count, "crash", who=who, words="now down=1") for count in range(5) for who in range(2)),
+    ),
+)
+
+
+def test_a_run_that_is_begun_again_without_end_is_convicted() -> None:
+    """The same program with the bound of attempts keeps all promises: the run fails after its third attempt, and one that did not ask after its first."""
+    result = run_program(LOST_AGAIN_AND_AGAIN)
+    assert result.violations == ()
+    calls = [next(iter(marks(one.text))) for one in result.trace.of("model") if marks(one.text) & {"m1", "m2"}]
+    assert (calls.count("m1"), calls.count("m2")) == (3, 1)
+    with patched((resumptions, "ATTEMPTS", lambda real: 2 * real)):
+        assert "5 events" in run_program(LOST_AGAIN_AND_AGAIN).invariants

@@ -121,7 +121,7 @@ def test_a_run_that_is_being_started_has_not_settled() -> None:
 def test_a_node_may_crash_in_the_instant_of_its_start() -> None:
     """Before its first step."""
     crashes = (Step(10.0, "crash", words="now down=5"), Step(15.0, "crash", words="now down=0.5"))
-    result = run_program(Program(2, 30, crashes), WorldSettings(cron="", calm_seconds=60))
+    result = run_program(Program(4, 30, crashes), WorldSettings(cron="", calm_seconds=60))
     assert len(result.trace.of("crash")) == 2
     assert result.violations == (), result.story()
 

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from .v1 import VERSION_1
+from .v2 import VERSION_2
 
 __all__ = ["MIGRATIONS"]
 
-MIGRATIONS: Final[Sequence[Sequence[str]]] = (VERSION_1,)
+MIGRATIONS: Final[Sequence[Sequence[str]]] = (VERSION_1, VERSION_2)
 """Migration k (from 1) takes a database of version k-1 to version k."""

@@ -18,6 +18,7 @@ from .v3 import to_version_3
 from .v4 import to_version_4
 from .v5 import to_version_5
 from .v6 import to_version_6
+from .v7 import to_version_7
 
 __all__ = ["MIGRATIONS", "Migration"]
 
@@ -30,5 +31,6 @@ MIGRATIONS: Final[Sequence[Migration]] = (
     to_version_4,
     to_version_5,
     to_version_6,
+    to_version_7,
 )
 """Migration k (from 1) takes a file of version k-1 to version k."""
