@@ -93,6 +93,9 @@ MODEL_FAULTS: Final = ("hang_up", "reset", "end_early", "stall", "silent", "garb
 OTHER_DEVICE: Final = 50
 """Added to the number of a step for the action of the same person or tenant on another device."""
 
+DIRECT: Final = 2
+"""The remainder by 16 of the seeds of worlds with a webhook that is passed on without an agent."""
+
 HURRIED: Final = 10
 """The remainder by 16 of the seeds of worlds with small mailboxes."""
 
@@ -435,6 +438,8 @@ def make_program(
         # A program that embeds the runtime hands over more messages in one instant than a small mailbox takes.
         first, at = len(steps) * 2 + 2 * OTHER_DEVICE, steps[0].at
         steps += [Step(at, "embedding", 0, first + number, "think 10") for number in range(6)]
+    if targeted and seed % 16 == DIRECT and steps:
+        steps.append(Step(min(steps[0].at + 1, seconds - 1), "chore", 0, 3 * OTHER_DEVICE, "direct"))
     steps = _with_twins(random.Random(f"{seed} twins"), steps)
     if mcp:
         steps = _with_mcp(random.Random(f"{seed} calls"), steps)
