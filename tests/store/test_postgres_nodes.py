@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
+from itertools import product
 from subprocess import PIPE
 from typing import Any
 
@@ -29,6 +30,8 @@ from hermes_trio.store import AlreadyStarted, ApprovalChoice, NewApproval, NewSe
 from hermes_trio.store.errors import ForeignSession, StoreUnavailable
 from hermes_trio.store.postgres.errors import LinkBroken
 from hermes_trio.store.postgres.link import open_link
+from hermes_trio.store.postgres.locks import NODES as LOCK
+from hermes_trio.store.postgres.locks import lock_number
 from hermes_trio.store.postgres.reconnecting_link import ReconnectingLink
 from hermes_trio.store.postgres.store import PostgresStore, open_postgres
 from hermes_trio.store.records import CronState, InboxState, OutboxState
@@ -191,16 +194,19 @@ async def test_a_node_joins_beside_one_that_was_stopped_in_the_middle_of_a_unit(
 ) -> None:
     """A node that joins, reaps or leaves first ends the database sessions of expired nodes, and waits for none of their time-outs."""
     database = postgres_url.rpartition("/")[2]
-    for act in ("recover", "reap", "leave"):
+    stopped_in = (
+        "begin_unit($1, $2, 1000000)",
+        f"begin_unit($1, $2, 1000000), pg_advisory_xact_lock({lock_number(LOCK)})",
+    )
+    for act, unit in product(("recover", "reap", "leave"), stopped_in):
         async with some_nodes(postgres_url, 2) as (one, two):
             await one.recover("one")
             await two.recover("two")
-            unit = "SELECT begin_unit($1, $2, 1000000)"
-            async with stopped_in_transaction(postgres_url, one, unit, one.owner, "units"):
+            async with stopped_in_transaction(postgres_url, one, f"SELECT {unit}", one.owner, "units"):
                 postgres.execute(
                     f"UPDATE hermes_trio.nodes SET expires_at = 0 WHERE incarnation = '{one.owner}'", database
                 )
-                with trio.fail_after(60):
+                with trio.fail_after(7):  # less than the time for which a lock is waited for
                     await {"recover": two.recover, "reap": two.reap, "leave": two.leave_node}[act]("two")
                     if act != "leave":
                         assert [node.name for node in await two.list_nodes()] == [two.node_name]

@@ -26,7 +26,7 @@ from hermes_trio.store.sqlite import (
     turns,
 )
 
-__all__ = ["NODES", "lock_number", "lock_numbers", "locks_of", "note_locks", "runs_of"]
+__all__ = ["NODES", "lock_number", "lock_numbers", "locks_of", "runs_of"]
 
 NODES: Final = "nodes"
 """Held while nodes join, leave and are reaped."""
@@ -147,11 +147,6 @@ _RUNS: Final[dict[Callable[..., Any], Names]] = {
     runs.append_events: _first(lambda events: [event.run_id for event in events], 1),
     runs.update_status: _first(lambda run_id: [run_id], 1),
 }
-
-
-def note_locks(verb: Callable[..., Any], names: Names) -> None:
-    """Register the locks of a verb that only this backend has."""
-    _NAMES[verb] = names
 
 
 def locks_of(verb: Callable[..., Any], args: tuple[Any, ...]) -> frozenset[int]:

@@ -50,7 +50,7 @@ from .bridge import run_waiting
 from .database import PostgresDatabase
 from .errors import REPEATABLE, LinkBroken, SqlError, translate_sql
 from .link import PostgresLink, open_link
-from .locks import NODES, lock_number, note_locks
+from .locks import NODES, lock_number
 from .reads import READ_BATCHES, GatheredReads, PostgresReads
 from .reconnecting_link import ReconnectingLink
 from .schema import SCHEMA, check_rights, check_schema, check_server
@@ -114,8 +114,7 @@ log: Final = logging.getLogger(__name__)
 
 def join(db: Database, store_now: Callable[[Database], float], owner: str, name: str, lease: float) -> bytes:
     """Make the row of a node; return the secret of the database."""
-    write(db, "SELECT pg_advisory_xact_lock(?)", (lock_number(NODES),))
-    insert_node(db, store_now(db), owner, name, lease)
+    insert_node(db, _lock_nodes(db, store_now), owner, name, lease)
     return secret_of(db)
 
 
@@ -123,10 +122,8 @@ def begin(
     db: Database, store_now: Callable[[Database], float], last: str, owner: str, member: tuple[str, float], epoch: str
 ) -> Recovery:
     """Begin a new incarnation of a node, in one transaction. No other node joins or is reaped meanwhile."""
-    write(db, "SELECT pg_advisory_xact_lock(?)", (lock_number(NODES),))
+    now = _lock_nodes(db, store_now)
     _name_session(db, owner)
-    now = store_now(db)
-    _end_sessions(db, now)
     return recovery.recover(db, now, last, owner, member, epoch)
 
 
@@ -140,16 +137,21 @@ def renew(
 
 def reap(db: Database, store_now: Callable[[Database], float], owner: str, epoch: str) -> Recovery:
     """End the database sessions of the nodes whose lease is over, then reap them."""
-    now = store_now(db)
-    _end_sessions(db, now)
-    return recovery.reap(db, now, owner, (), epoch)
+    return recovery.reap(db, _lock_nodes(db, store_now), owner, (), epoch)
 
 
 def leave(db: Database, store_now: Callable[[Database], float], owner: str, epoch: str) -> None:
     """End a node in order."""
+    recovery.leave(db, _lock_nodes(db, store_now), owner, epoch)
+
+
+def _lock_nodes(db: Database, store_now: Callable[[Database], float]) -> float:
+    """End the database sessions of expired nodes, one of which may hold the lock, then take the lock; return the time."""
+    _end_sessions(db, store_now(db))
+    write(db, "SELECT pg_advisory_xact_lock(?)", (lock_number(NODES),))
     now = store_now(db)
     _end_sessions(db, now)
-    recovery.leave(db, now, owner, epoch)
+    return now
 
 
 def _name_session(db: Database, owner: str) -> None:
@@ -213,10 +215,6 @@ class CorrectedClock:
             )
             self.offset = offset
         return now
-
-
-for _verb in (reap, leave):
-    note_locks(_verb, lambda *_: [NODES])
 
 
 class PostgresStore(
