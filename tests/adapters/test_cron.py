@@ -30,6 +30,7 @@ from hermes_trio.runtime.ports import InboxRow, NewMessage
 from hermes_trio.store import (
     CommitUncertain,
     CronExecution,
+    CronJob,
     CronState,
     InboxState,
     OutboxState,
@@ -289,15 +290,13 @@ async def test_a_job_that_is_changed_while_it_is_counted_keeps_the_change(monkey
         for node in cron.world.nodes:
             store = node.hub.messaging.store
 
-            async def changes(
-                job_id: str, *args: Any, store: Any = store, claim: Any = store.claim_cron_slot, **named: Any
-            ):
-                row = await store.get_cron_job(job_id)
-                if row.spec["prompt"] != "new":
+            async def changes(job_id: str, *, store: Any = store, get: Any = store.get_cron_job) -> CronJob | None:
+                row = await get(job_id)
+                if row is not None and row.spec["prompt"] != "new":
                     await store.put_cron_job(msgspec.structs.replace(row, spec={**row.spec, "prompt": "new"}))
-                return await claim(job_id, *args, **named)
+                return row
 
-            monkeypatch.setattr(store, "claim_cron_slot", changes)
+            monkeypatch.setattr(store, "get_cron_job", changes)
         await trio.sleep(650)
         await cron.world.idle()
         row = await cron.world.store.get_cron_job(job)
