@@ -18,6 +18,7 @@ __all__ = [
     "MembershipLost",
     "NoRuntime",
     "OutcomeUnknown",
+    "Refused",
     "RuntimeClosed",
     "RuntimeProblem",
     "SessionHeld",
@@ -32,13 +33,14 @@ class RuntimeProblem(Exception):
     told: ClassVar[str] = ""
     """The text for a client instead of the error's own; empty where the error's own text may be shown."""
 
-    definite: ClassVar[bool] = False
-    """Whether the rows refuse the call, so that a repetition cannot succeed."""
-
     @property
     def public(self) -> str:
         """Return the text for a client."""
         return self.told or str(self)
+
+
+class Refused(RuntimeProblem):
+    """The base of the errors of a call that the rows refuse, not the store: repeating it gives the same result."""
 
 
 class InvalidContext(RuntimeProblem, ValueError):
@@ -71,10 +73,8 @@ class Draining(RuntimeProblem):
         self.retry_after: float = retry_after
 
 
-class Fenced(RuntimeProblem):
+class Fenced(Refused):
     """Raised when the row of a write now belongs to another owner; nothing was written. The other owner ends it."""
-
-    definite: ClassVar[bool] = True
 
 
 class SessionHeld(RuntimeProblem):
@@ -125,10 +125,8 @@ class UnknownJob(RuntimeProblem, KeyError):
         return str(self.args[0]) if self.args else "unknown job"
 
 
-class BudgetExhausted(RuntimeProblem):
+class BudgetExhausted(Refused):
     """Raised when a scope spends more than its budget; the scope that owns the budget is cancelled. A turn that would exceed `wakes` does not begin."""
-
-    definite: ClassVar[bool] = True
 
 
 class AgentFailed(RuntimeProblem):

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
+from .errors import Refused
 from .outcome import Outcome, RunStatus
 from .ports import EventRow
-from .retrying import is_definite
 from .turn import Turn
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ class EventWriter:
                 try:
                     await self._core.store.set_run_status(run_id, status)
                 except Exception as error:
-                    if not is_definite(error):
+                    if not isinstance(error, Refused):
                         logger.warning("could not write the status of run %s; retrying: %s", run_id, error)
                         continue
                 if self._statuses.get(run_id) is status:

@@ -8,10 +8,10 @@ from typing import Final, TypeVar
 
 import trio
 
-from .errors import OutcomeUnknown, RuntimeProblem
+from .errors import OutcomeUnknown, Refused
 from .tree import waiting
 
-__all__ = ["is_definite", "retried"]
+__all__ = ["retried"]
 
 logger: Final = logging.getLogger("hermes_trio.runtime.retrying")
 
@@ -19,11 +19,6 @@ T = TypeVar("T")
 
 ATTEMPTS: Final = 4
 """Refusals of a write after which it is given up, if the store accepts another one."""
-
-
-def is_definite(error: Exception) -> bool:
-    """Return whether repeating the call cannot change this result: the rows refuse it, not the store."""
-    return isinstance(error, RuntimeProblem) and error.definite
 
 
 async def retried(
@@ -37,20 +32,22 @@ async def retried(
 ) -> T:
     """Return the result of `call`, which is repeated until it succeeds. The log gets one line for each pause that is longer than the last one.
 
-    Raises an error that is definite, any error if `over()`, and the fourth refusal if the store `works()` then; not an unknown outcome.
+    Raises `Refused`, any error if `over()`, and the fourth refusal if the store `works()` then; not an unknown outcome.
     """
     attempts, pause, longest_yet = 0, first, 0.0
     while True:
         try:
             return await call()
-        except Exception as error:
-            attempts += 1
-            if is_definite(error) or over():
-                raise
-            if works and attempts >= ATTEMPTS and not isinstance(error, OutcomeUnknown) and await works():
-                raise
-            if pause > longest_yet:
-                logger.warning("could not %s; the next attempt is in %g s: %s", what, pause, error)
+        except Exception as raised:
+            error = raised
+        attempts += 1
+        final = isinstance(error, Refused) or over()
+        if not final and works is not None and attempts >= ATTEMPTS and not isinstance(error, OutcomeUnknown):
+            final = await works()
+        if final:
+            raise error
+        if pause > longest_yet:
+            logger.warning("could not %s; the next attempt is in %g s: %s", what, pause, error)
         with waiting(f"the store, to {what}"):
             await trio.sleep(pause)
         longest_yet, pause = pause, min(2 * pause, longest)

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import apsw
 
-from hermes_trio.runtime.errors import OutcomeUnknown, RuntimeProblem
+from hermes_trio.runtime.errors import OutcomeUnknown, Refused, RuntimeProblem
 
 __all__ = [
     "AlreadyStarted",
@@ -86,10 +86,8 @@ class StoreUnavailable(StoreError):
     told: ClassVar[str] = "the database cannot be reached; try again in a moment"
 
 
-class StoreClosed(StoreError):
+class StoreClosed(StoreError, Refused):
     """Raised when a verb is called after the store was closed."""
-
-    definite: ClassVar[bool] = True
 
 
 class StoreInUse(StoreError):
@@ -108,11 +106,10 @@ class ForeignDatabase(StoreError):
     """Raised for a file of another program. The file is unchanged."""
 
 
-class UnknownRecord(StoreError, LookupError):
+class UnknownRecord(StoreError, Refused, LookupError):
     """Raised when there is no such row."""
 
     told: ClassVar[str] = ""
-    definite: ClassVar[bool] = True
 
 
 class UnknownSession(UnknownRecord):
@@ -123,51 +120,46 @@ class ForeignSession(UnknownSession):
     """Raised when the session of that id belongs to another tenant: for the caller it does not exist. Nothing was written."""
 
 
-class SessionExists(StoreError):
+class SessionExists(StoreError, Refused):
     """Raised when a session of that id exists already."""
 
     told: ClassVar[str] = ""
-    definite: ClassVar[bool] = True
 
 
-class InvalidTitle(StoreError, ValueError):
+class InvalidTitle(StoreError, Refused, ValueError):
     """Raised for a title that is too long, or has characters that cannot be shown."""
 
     told: ClassVar[str] = ""
-    definite: ClassVar[bool] = True
 
 
 class TitleTaken(InvalidTitle):
     """Raised when another session of this tenant has that title."""
 
 
-class AlreadyStarted(StoreError):
+class AlreadyStarted(StoreError, Refused):
     """Raised when a run with this idempotency key and the same body was started before; `run_id` is that run."""
 
     told: ClassVar[str] = ""
-    definite: ClassVar[bool] = True
 
     def __init__(self, run_id: str) -> None:
         super().__init__(f"a run with this idempotency key was already started: {run_id}")
         self.run_id: str = run_id
 
 
-class IdempotencyConflict(StoreError):
+class IdempotencyConflict(StoreError, Refused):
     """Raised when an idempotency key is used again with another body."""
 
     told: ClassVar[str] = ""
-    definite: ClassVar[bool] = True
 
     def __init__(self, key: str) -> None:
         super().__init__(f"the idempotency key {key!r} was used before with another request body; use a new key")
         self.key: str = key
 
 
-class ConversationMoved(StoreError):
+class ConversationMoved(StoreError, Refused):
     """Raised when a conversation's newest response is not the one that this turn started from: another turn committed first."""
 
     told: ClassVar[str] = ""
-    definite: ClassVar[bool] = True
 
     def __init__(self, name: str, latest: str) -> None:
         super().__init__(f"conversation {name!r} has continued with {latest or 'nothing'}; start again from there")
