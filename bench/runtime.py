@@ -55,8 +55,9 @@ from hermes_trio import (
     Turn,
     TurnInput,
 )
+from hermes_trio.runtime.context import Binding, _binding
 from hermes_trio.runtime.ports import InboxKind, JobFinish, JobStart, Recovery, TurnFinish, TurnStart, inbox_topic
-from hermes_trio.runtime.turn import TurnScope, TurnSpec
+from hermes_trio.runtime.turn import TurnSpec
 from hermes_trio.runtime.turn_lifecycle import run_turn
 from hermes_trio.store.signals import Signals
 
@@ -73,6 +74,8 @@ Work = Callable[[int], Awaitable[None]]
 
 class NothingWritten:
     """The verbs of a store that a turn, a lane and a job call, without a store: messages wait in a list."""
+
+    lease_seconds = 0.0
 
     def __init__(self) -> None:
         self._ids = itertools.count(1)
@@ -188,8 +191,10 @@ async def works() -> AsyncIterator[dict[str, Work]]:
                 plan = TurnSpec(input=said, context=where, agent=answer, source="bench")
                 turn = core.make_turn(plan, channel)
                 core.live_turns[turn.id] = turn
-                async with TurnScope(turn):
-                    pass
+                token = _binding.set(Binding(turn.context, turn, turn.node))
+                async with trio.open_nursery() as nursery:
+                    turn.enter(nursery)
+                _binding.reset(token)
                 del core.live_turns[turn.id]
                 turn.node.close()
 
