@@ -112,14 +112,12 @@ def _forgets_the_thread(real: Any) -> Any:
 
 
 def _cuts_the_end(real: Any) -> Any:
-    """What the model said last is not written to the stream, which ends as it should."""
+    """The last characters of a text are not written to the stream, which ends as it should."""
 
-    async def end(self: Any, outcome: Any) -> None:
-        self._text.clear()
-        self._said = True
-        await real(self, outcome)
+    def text(self: Any, delta: str) -> bytes:
+        return real(self, delta[:-3])
 
-    return end
+    return text
 
 
 def _is_always_new(real: Any) -> Any:
@@ -245,7 +243,7 @@ COUNT_MUTANTS: dict[str, tuple[str, str, int, tuple[Patch, ...]]] = {
         "5 events",
         "telegram",
         1,
-        ((api_chat._ChatEvents, "end", _cuts_the_end),),
+        ((api_chat._Chunks, "text", _cuts_the_end),),
     ),
     "two attempts to deliver a webhook in one instant are two deliveries": (
         "2 acknowledged",
