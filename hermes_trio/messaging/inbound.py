@@ -31,7 +31,7 @@ from .contract import Adapter, Disposition, Incoming, Received
 from .core import MessagingCore
 from .errors import single_failure
 from .platforms import Platform
-from .remote_lanes import NEWER_MESSAGE, has_children
+from .remote_lanes import NEWER_MESSAGE, has_children, steer_in_order
 from .session_keys import SessionKeyError, Source, attributed_text, session_key
 
 __all__ = ["Inbound"]
@@ -235,10 +235,8 @@ class Inbound:
             return Received(disposition=Disposition.DUPLICATE, session_key=key)
         if node and await self._messaging.remote_lanes.steer(node, message.inbox, key, number, message.text):
             return Received(disposition=Disposition.STEERED, session_key=key)
-        if turn is None or inbox.current_turn(key) is not turn or turn.node.closed_at is not None:
-            return Received(disposition=Disposition.ACCEPTED, session_key=key)
-        turn.steer(number, message.text)
-        return Received(disposition=Disposition.STEERED, session_key=key)
+        steered = await steer_in_order(self._messaging.store, inbox, turn, key, number, message.text)
+        return Received(disposition=Disposition.STEERED if steered else Disposition.ACCEPTED, session_key=key)
 
     def _message(self, platform: Platform, incoming: Incoming, key: str) -> NewMessage:
         source = incoming.source

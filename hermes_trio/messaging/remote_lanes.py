@@ -10,13 +10,16 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from hermes_trio.runtime.outcome import CancelCause, Cause
-from hermes_trio.runtime.ports import NodeRequest
+from hermes_trio.runtime.ports import InboxKind, NodeRequest
 from hermes_trio.runtime.turn import Turn
 
 if TYPE_CHECKING:
+    from hermes_trio.runtime.interface import Inbox
+    from hermes_trio.store.ports import Store
+
     from .core import MessagingCore
 
-__all__ = ["NEWER_MESSAGE", "RemoteLanes", "has_children"]
+__all__ = ["NEWER_MESSAGE", "RemoteLanes", "has_children", "steer_in_order"]
 
 NEWER_MESSAGE: Final = Cause(CancelCause.STOP, "a newer message came in")
 
@@ -28,6 +31,26 @@ STEER_SECONDS: Final = 5.0
 def has_children(turn: Turn) -> bool:
     """Return whether sub-agents work inside the turn: interrupting it would lose their work (GW-51)."""
     return any(node.kind == "turn" and node is not turn.node for node in turn.node.walk())
+
+
+async def steer_in_order(
+    store: Store, inbox: Inbox, turn: Turn | None, session_key: str, number: int, text: str
+) -> bool:
+    """Pass a message, inbox row `number`, to the running turn; return False if it becomes a turn of its own.
+
+    It does if older messages wait, which the turn will not get: otherwise it would be answered before them.
+    """
+    if turn is None:
+        return False
+    waiting = await store.inbox_waiting(inbox=inbox.channel.inbox, session_key=session_key, kind=InboxKind.MESSAGE)
+    if (
+        waiting > len(turn.steered) + 1
+        or inbox.current_turn(session_key) is not turn
+        or turn.node.closed_at is not None
+    ):
+        return False
+    turn.steer(number, text)
+    return True
 
 
 class RemoteLanes:
@@ -65,11 +88,12 @@ class RemoteLanes:
         )
 
     async def _steer_here(self, request: NodeRequest) -> Mapping[str, Any]:
-        turn = self._turn(request)
-        if turn is None or turn.node.closed_at is not None:
+        payload, turn = request.payload, self._turn(request)
+        if turn is None:
             return {"steered": False}
-        turn.steer(int(request.payload["number"]), str(request.payload["text"]))
-        return {"steered": True}
+        inbox, store = self._messaging.inboxes[str(payload["platform"])], self._messaging.store
+        number, text = int(payload["number"]), str(payload["text"])
+        return {"steered": await steer_in_order(store, inbox, turn, request.target, number, text)}
 
     async def _interrupt_here(self, request: NodeRequest) -> Mapping[str, Any]:
         turn = self._turn(request)

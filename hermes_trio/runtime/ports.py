@@ -606,9 +606,14 @@ class RuntimeStore(SignalStore, NodeStore, Protocol):
         ...
 
     async def inbox_waiting(
-        self, *, inbox: str | None = None, session_key: str | None = None, taken: bool = False
+        self,
+        *,
+        inbox: str | None = None,
+        session_key: str | None = None,
+        taken: bool = False,
+        kind: InboxKind | None = None,
     ) -> int:
-        """Return how many rows wait, in all inboxes (what a drain reports as undelivered), in one, or for one session.
+        """Return how many rows wait, in all inboxes (what a drain reports as undelivered), in one, or for one session; of all kinds or of one.
 
         With `taken`, rows that a turn has taken are counted, too.
         """

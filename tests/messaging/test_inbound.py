@@ -291,6 +291,25 @@ async def test_steer_hands_the_text_to_the_running_turn_and_does_not_repeat_it()
     assert len(agent.turns) == 1
 
 
+async def test_a_message_does_not_steer_past_an_older_one_that_waits() -> None:
+    """Generated text is not passed to a turn; what is typed after it comes after it."""
+
+    async def listens(turn: Turn) -> str:
+        await trio.sleep(10)
+        return f"heard {[turn.steering.pop(0) for _ in range(len(turn.steering))]}"
+
+    chat, agent = MemoryPlatform(), scripted(listens, listens)
+    async with open_world(agent, member(chat, busy="steer")) as world:
+        await chat.say("go")
+        await trio.sleep(1)
+        assert (await chat.say("and faster")).disposition is Disposition.STEERED
+        assert (await chat.say(LiteralText("generated"))).disposition is Disposition.ACCEPTED
+        assert (await chat.say("stop that")).disposition is Disposition.ACCEPTED
+        await chat.wait_sent(3)
+        await world.idle()
+    assert chat.texts() == ["heard ['and faster']", "heard []", "echo: stop that"]
+
+
 @pytest.mark.parametrize("anew", [False, True])
 @pytest.mark.parametrize("verb", ["acknowledge", "finish_turn"])
 async def test_a_steered_message_is_handled_once_although_the_store_refuses_for_a_minute(verb: str, anew: bool) -> None:

@@ -374,9 +374,15 @@ def waiting_keys(db: Database, inbox: str, owner: str) -> list[str]:
     return [key for (key,) in many(db, sql, (inbox, owner))]
 
 
-def waiting_count(db: Database, inbox: str | None = None, session_key: str | None = None, taken: bool = False) -> int:
-    """Return how many rows wait, in all inboxes or for one session; with `taken`, rows that a turn has taken count, too."""
-    only = {"inbox = ?": inbox, "session_key = ?": session_key}
+def waiting_count(
+    db: Database,
+    inbox: str | None = None,
+    session_key: str | None = None,
+    taken: bool = False,
+    kind: InboxKind | None = None,
+) -> int:
+    """See `RuntimeStore.inbox_waiting`."""
+    only = {"inbox = ?": inbox, "session_key = ?": session_key, "kind = ?": kind and kind.value}
     given = {part: value for part, value in only.items() if value is not None}
     states = "('pending', 'taken')" if taken else "('pending')"
     sql = " AND ".join((f"SELECT count(*) FROM inbox WHERE settled_at IS NULL AND state IN {states}", *given))
@@ -434,7 +440,12 @@ class SqliteInbox(Verbs):
         return await self._read(waiting_keys, inbox, self.owner)
 
     async def inbox_waiting(
-        self, *, inbox: str | None = None, session_key: str | None = None, taken: bool = False
+        self,
+        *,
+        inbox: str | None = None,
+        session_key: str | None = None,
+        taken: bool = False,
+        kind: InboxKind | None = None,
     ) -> int:
         """Return how many rows wait, in all inboxes, in one, or for one session; with `taken`, rows that a turn has taken count, too."""
-        return await self._read(waiting_count, inbox, session_key, taken)
+        return await self._read(waiting_count, inbox, session_key, taken, kind)

@@ -44,6 +44,8 @@ class Fault(Enum):
     """The text never ends."""
     INVALID_UTF8 = auto()
     """A piece of text holds bytes that are not UTF-8."""
+    REPEAT = auto()
+    """An event is sent twice, and the answer goes on."""
     ERROR_EVENT = auto()
     """The provider reports an overload in the middle of the answer."""
 

@@ -13,7 +13,7 @@ import trio
 
 from .faults import INSTEAD_OF_HEADERS, Dropped, data, inject_fault, inject_header_fault
 from .formats import CHAT, Format, format_of
-from .script import Reply, ScriptedAnswer, ScriptedCall, ScriptedRefusal
+from .script import Fault, Reply, ScriptedAnswer, ScriptedCall, ScriptedRefusal
 
 __all__ = ["ModelServer", "open_model_server"]
 
@@ -181,12 +181,15 @@ class ModelServer:
         headers = [("content-type", "text/event-stream"), ("transfer-encoding", "chunked")]
         await stream.send_all(connection.send(h11.Response(status_code=200, headers=headers)) or b"")
         for event in format_.events(reply, call):
-            if reply.fault is not None and call.events_sent >= reply.fault_after:
+            repeats = reply.fault is Fault.REPEAT
+            if reply.fault is not None and not repeats and call.events_sent >= reply.fault_after:
                 await inject_fault(stream, connection, reply.fault, format_, call)
                 break
             if reply.pause:
                 await trio.sleep(reply.pause)
             await stream.send_all(data(connection, event))
+            if repeats and call.events_sent == reply.fault_after:
+                await stream.send_all(data(connection, event))
             call.events_sent += 1
         await stream.send_all(connection.send(h11.EndOfMessage()) or b"")
 

@@ -41,12 +41,10 @@ from hermes_trio.store.sqlite.files import MEMORY
 from hermes_trio.store.sqlite.schema import migrate
 from hermes_trio.tools.warden.sandbox import Protections
 
+from .habits import EPOCH
 from .threads import simulated_entry_points, wait_out_virtually
 
 __all__ = ["EPOCH", "Boundary", "OutsideWorld", "SimulationBreach"]
-
-EPOCH: Final = 1_790_000_000.0
-"""The start of every world, in seconds since 1970: a Monday in September 2026."""
 
 MOST_BATCHES: Final = 50_000
 """The number of scheduler rounds in one instant of virtual time that counts as an endless loop, which fails the simulation."""

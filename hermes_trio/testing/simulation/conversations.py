@@ -13,7 +13,7 @@ import msgspec
 
 from .platform import FIRST_PERSON, GROUP_CHAT
 from .program import METHODS
-from .script import marks
+from .script import marks, options_of
 
 if TYPE_CHECKING:
     from .trace import Moment
@@ -26,6 +26,7 @@ __all__ = [
     "endings_have_causes",
     "failed_sends_pause",
     "handled_work_is_answered",
+    "interrupted_turns",
     "new_conversations_are_new",
     "notices_are_about_their_jobs",
     "notices_are_told_once",
@@ -58,18 +59,36 @@ def _stoppers(world: World) -> set[int]:
     }
 
 
+def interrupted_turns(world: World) -> set[str]:
+    """Return the turns during which a newer message of their conversation came in, where such a message interrupts: they need no reply."""
+    if world.program.busy != "interrupt":
+        return set()
+    # The clock may have been stepped back meanwhile.
+    steps = [abs(float(options_of(step.words)["step"])) for step in world.program.steps if step.kind == "clock"]
+    return {
+        turn
+        for (turn,) in world.rows(
+            "SELECT DISTINCT i.turn_id FROM inbox i JOIN inbox later ON later.session_key = i.session_key AND later.id > i.id"
+            " WHERE i.turn_id <> '' AND later.kind = 'message' AND later.created_at <= i.settled_at + ?",
+            sum(steps),
+        )
+    }
+
+
 def handled_work_is_answered(world: World) -> Iterator[str]:
     """Yield the messages and notices that a turn has handled without a reply on the platform.
 
     The conversations of those who used `/stop` or `/new` are left out: what is stopped needs no reply.
     """
-    stoppers = _stoppers(world)
+    stoppers, interrupted = _stoppers(world), interrupted_turns(world)
     for kind, inbox, text, routing, turn_id in world.rows(
         "SELECT kind, inbox, text, routing, turn_id FROM inbox WHERE state = 'delivered' AND inbox IN (?, 'webhook', 'cron')"
         " AND NOT EXISTS (SELECT 1 FROM outbox WHERE outbox.turn_id = inbox.turn_id)",
         world.chat.name,
     ):
         where: Any = msgspec.json.decode(routing)
+        if turn_id in interrupted:
+            continue
         if inbox != world.chat.name:
             if not where.get("cron_deliver_platform"):
                 continue  # a job whose answers are only logged

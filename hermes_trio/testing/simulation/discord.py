@@ -11,6 +11,7 @@ import trio
 
 from hermes_trio.net.websocket import WebSocket
 from hermes_trio.testing.platforms.discord import FakeDiscord
+from hermes_trio.testing.platforms.discord_channels import person as person_named
 from hermes_trio.testing.platforms.server import FakeRequest, LoopbackServer
 
 from .node import caller_of
@@ -85,6 +86,18 @@ class SimulatedDiscord(SimulatedPlatform[FakeDiscord]):
             channel_id=str(GROUP_CHAT) if group else None,
             mention=group and mention,
         )
+        self._note_given(text)
+
+    def attach(self, person: int, name: str) -> str:
+        author = str(FIRST_PERSON + person)
+        message = self.fake._message(self.fake._dm(author), person_named(author), "")
+        message["attachments"] = [{"id": "1", "filename": name, "size": 8, "url": "", "proxy_url": ""}]
+        self.fake.gateway.dispatch_message("MESSAGE_CREATE", message, self.fake.bot["id"])
+        text = f"[attached: {name}]"
+        self._note_given(text)
+        return text
+
+    def _note_given(self, text: str) -> None:
         numbers = {session.id: len(session.events) for session in self.fake.gateway._sessions.values()}
         self._given.append((text, numbers))
 
@@ -92,8 +105,10 @@ class SimulatedDiscord(SimulatedPlatform[FakeDiscord]):
         if typed:
             self.say(person, text, group=group)
             return
+        name, _, argument = text.removeprefix("/").partition(" ")
         self.fake.use_command(
-            text.removeprefix("/"),
+            name,
+            options={"argument": argument} if argument else None,
             user_id=str(FIRST_PERSON + person),
             channel_id=str(GROUP_CHAT) if group else None,
         )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from . import accounts, conversations
+from . import accounts, conversations, judged_habits
 from .cluster import LEASE_SECONDS
 from .embedding_program import EMBEDDING, WAKES
 from .platform import CRON_CHAT, FIRST_PERSON, GROUP_CHAT, WEBHOOK_CHAT
@@ -77,7 +77,7 @@ def _owner_of_marks(world: World) -> dict[str, str]:
                 owners[mark] = f"{EMBEDDING}:{step.who}{' in process' if inside else ''}"
             case _:
                 pass
-    owners["m9001"] = owners["m9002"] = f"chat {CRON_CHAT}"
+    owners["m9001"] = owners["m9002"] = owners["m9003"] = f"chat {CRON_CHAT}"
     return owners
 
 
@@ -139,6 +139,7 @@ def watched_work_is_told_once(world: World) -> Iterator[str]:
 def what_was_acknowledged_is_there(world: World) -> Iterator[str]:
     """Check 2: everything that was acknowledged (a confirmed message, a 202, a webhook's 2xx) exists exactly once."""
     resets = {person for person, text in world.seen.said if text.startswith(("/stop", "/new"))}
+    interrupted = conversations.interrupted_turns(world)
     chat = world.chat
     for person, text in world.seen.said:
         if not text.startswith("m"):
@@ -157,7 +158,7 @@ def what_was_acknowledged_is_there(world: World) -> Iterator[str]:
             yield f"the confirmed message {text!r} has {len(rows)} rows"
             continue
         state, reason, turn_id = rows[0]
-        if state == "delivered" and person not in resets:
+        if state == "delivered" and person not in resets and turn_id not in interrupted:
             if not world.rows("SELECT 1 FROM outbox WHERE turn_id = ?", turn_id):
                 yield f"the message {text!r} was handled in {turn_id}, and nothing was answered"
         elif state not in ("delivered", "interrupted", "abandoned", "dead", "superseded") or (
@@ -190,6 +191,9 @@ def what_was_acknowledged_is_there(world: World) -> Iterator[str]:
     yield from accounts.answers_to_approvals_are_written(world)
     yield from accounts.deliveries_without_an_agent_are_shown_once(world)
     yield from accounts.replies_are_in_their_threads(world)
+    yield from judged_habits.nightly_job_has_its_slots(world)
+    yield from judged_habits.steered_messages_are_used_once(world)
+    yield from judged_habits.only_ended_work_is_removed(world)
 
 
 def _acknowledged_requests(world: World) -> Iterator[str]:
@@ -205,7 +209,9 @@ def _acknowledged_requests(world: World) -> Iterator[str]:
             continue
         if [row[0] for row in rows] != [run.run_id]:
             yield f"the run {run.run_id} was promised with 202, and the rows are {rows}"
-        if run.last is None or run.last.get("run_id") != run.run_id:
+        if run.last is None and world.was_removed(run.run_id):
+            pass
+        elif run.last is None or run.last.get("run_id") != run.run_id:
             yield f"the run {run.run_id} was promised with 202, and cannot be read: {run.last}"
         elif run.last["status"] not in ("completed", "failed", "cancelled") or not run.last["settled"]:
             yield f"the run {run.run_id} is {run.last['status']}, settled {run.last['settled']}, in a calm world"
@@ -263,6 +269,7 @@ def nothing_crosses(world: World) -> Iterator[str]:
         for mark in marks(text):
             if owners.get(mark) != f"{key} in process":
                 yield f"the reader of completions was told of {mark}, which is of {owners.get(mark)}: {text[:80]!r}"
+    yield from judged_habits.files_stay_where_they_are(world)
     for page in world.seen.pages:
         for text in (*(str(event.data) for event in page.events), str(page.history)):
             foreign = {mark for mark in marks(text) if owners.get(mark) != f"web t{page.tenant}"}
@@ -368,7 +375,7 @@ def runs_tell_everybody_the_same(world: World) -> Iterator[str]:
         yield from _attempts_are_told(world, run, [msgspec.json.decode(event) for _, _, event in stored])
         if run.late and run.late[-1].data.get("event") != "run.settled":
             yield f"{name} is over, and a late reader's stream ends with {run.late[-1].data.get('event')}"
-        if not run.late:
+        if not run.late and not world.was_removed(run.run_id):
             yield f"{name} is over, and a late reader got nothing"
         ranks = [_RANK[status] for status in run.statuses]
         if ranks != sorted(ranks) or len(set(run.statuses[ranks.index(3) :] if 3 in ranks else [])) > 1:
@@ -439,13 +446,12 @@ def what_was_stopped_is_over(world: World) -> Iterator[str]:
     yield from accounts.drained_nodes_are_silent(world)
     yield from _stopped_in_chats(world)
     yield from conversations.old_work_is_over(world)
+    yield from judged_habits.everything_stopped_is_over(world)
+    yield from judged_habits.interrupted_turns_end(world)
 
 
 _STOPPED: Final = "nothing of it runs any more"
-"""What the reply to `/stop` says after a receipt with `ok`."""
-
-_BEGINS_ANEW: Final = "A new conversation begins."
-"""The first line of the reply to `/new`. Its receipts follow: one of the old conversation's turn, if it had one, and one of each job."""
+"""What the first line of the reply to `/stop` says after a receipt with `ok`. The lines after it are about other work, as are those of the reply to `/new`."""
 
 _LASTING: Final = ("bg", "bgs", "watch", "delbg")
 """The requests whose work outlives their turn, and its stop."""
@@ -461,7 +467,7 @@ def _stopped_in_chats(world: World) -> Iterator[str]:
     steps = world.program.steps
     stops: dict[int, list[float]] = defaultdict(list)
     for step in steps:
-        if step.kind == "command" and step.words == "/stop":
+        if step.kind == "command" and step.words in ("/stop", "/stop all"):
             stops[step.who].append(step.at)
     breaks = [one.at for one in world.trace if one.kind in ("crash", "drain", "gone", "node fails")]
     for person, written in stops.items():
@@ -471,10 +477,7 @@ def _stopped_in_chats(world: World) -> Iterator[str]:
         told = [
             one.at
             for one in world.trace.of("chat")
-            if one.at >= written[0] - 1e-6
-            and one.text.startswith(chat)
-            and _STOPPED in one.text
-            and _BEGINS_ANEW not in one.text
+            if one.at >= written[0] - 1e-6 and one.text.startswith(chat) and _STOPPED in one.text.partition(r"\n")[0]
         ]
         if not told:
             continue
@@ -609,6 +612,7 @@ def limits_hold(world: World) -> Iterator[str]:
     yield from world.hot
     yield from accounts.budgets_are_kept(world)
     yield from conversations.failed_sends_pause(world)
+    yield from judged_habits.calls_are_executed_once(world)
     for node in world.nodes:
         for kernel in node.kernels:
             if kernel.most > world.settings.processes:
@@ -630,7 +634,7 @@ def limits_hold(world: World) -> Iterator[str]:
         yield f"notices of {root} started {count} turns; {WAKES} are allowed"
     given: Counter[str] = Counter()
     for moment in world.trace.of("model"):
-        given.update(marks(moment.text) - {"m9001", "m9002"})
+        given.update(marks(moment.text) - {"m9001", "m9002", "m9003"})
     for mark, count in given.items():
         if count > 24:
             yield f"the model was called {count} times about {mark}"

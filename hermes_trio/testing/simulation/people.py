@@ -6,6 +6,7 @@ import hashlib
 import hmac
 import math
 import random
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from .chores import Chores
     from .world import World
 
-__all__ = ["ChatSeen", "PageSeen", "People", "Promise", "RunSeen", "SaidOnPage", "WebhookSeen"]
+__all__ = ["ChatSeen", "PageSeen", "People", "Promise", "RunSeen", "SaidOnPage", "WebhookSeen", "file_text"]
 
 WEBHOOK_SECRET: Final = "simulated-webhook-secret-0123456789"
 ATTEMPTS: Final = 40
@@ -65,8 +66,14 @@ _OURS: Final = frozenset(
         "torn",
         "old",
         "resume",
+        "file",
     }
 )
+
+
+def file_text(number: int) -> str:
+    """Return the content of the file that belongs to a step."""
+    return f"the file of m{number}"
 
 
 @attrs.define
@@ -129,6 +136,8 @@ class PageSeen:
     connections: list[list[float]] = attrs.Factory(list["list[float]"])
     """When each of its connections was opened, and closed."""
     history: Any = None
+    files: dict[str, list[tuple[int, bytes] | None]] = attrs.Factory(dict[str, "list[tuple[int, bytes] | None]"])
+    """By the name of each file: what its owner and another tenant got, with status and body."""
 
 
 @attrs.define
@@ -175,11 +184,14 @@ class People:
             case "write":
                 options = options_of(step.words)
                 self._askers[f"m{step.number}"] = step.who
+                if "file" in options:
+                    self.said.append((step.who, self._world.chat.attach(step.who, f"m{step.number}.txt")))
+                    return
                 if "aside" not in options:
                     self.said.append((step.who, text))
                 self._world.chat.say(step.who, text, group="group" in options, mention="aside" not in options)
             case "command":
-                name = step.words.split()[0]
+                name = " ".join(word for word in step.words.split() if "=" not in word)
                 self.said.append((step.who, name))
                 self._world.chat.command(
                     step.who, name, group="group" in options_of(step.words), typed=bool(step.number % 2)
@@ -214,13 +226,14 @@ class People:
                 continue
             key = world.keys[run.tenant]
             answer = await self._ask("GET", f"/v1/runs/{run.run_id}", key)
-            run.last = None if answer is None else answer.json
+            run.last = None if answer is None or answer.status == 404 else answer.json
             foreign = await self._ask("GET", f"/v1/runs/{run.run_id}", world.keys[1 - run.tenant])
             run.foreign.append(0 if foreign is None else foreign.status)
             run.late = await self._read(run, key)
         for page in world.seen.pages:
             answer = await self._ask("GET", f"{CONVERSATION}/messages", world.keys[page.tenant])
             page.history = None if answer is None else answer.json
+            await self._fetch_files(page)
         world.seen.confirmed = world.chat.confirmed([text for _, text in self.said])
         world.seen.said = list(self.said)
         if self._seed % 4 == LISTED:
@@ -229,6 +242,18 @@ class People:
             return
         health = await self._ask("GET", "/health/detailed", ADMIN_KEY)
         world.seen.health = None if health is None else health.json
+
+    async def _fetch_files(self, page: PageSeen) -> None:
+        """Fetch the files that a page shows, as their owner and as another tenant."""
+        for message in (page.history or {}).get("data", ()):
+            for file in message["attachments"]:
+                if file["name"] in page.files or file["part"] is None:
+                    continue
+                path = f"{CONVERSATION}/messages/{message['place']}/parts/{file['part']}"
+                answers = [
+                    await self._ask("GET", path, self._world.keys[who]) for who in (page.tenant, 1 - page.tenant)
+                ]
+                page.files[file["name"]] = [None if one is None else (one.status, one.body) for one in answers]
 
     async def _list_everything(self) -> None:
         """Let each tenant list and search everything that it may see; invariant 3 reads the responses."""
@@ -482,7 +507,10 @@ class People:
         world.seen.pages.append(page)
         self._nursery.start_soon(self._look_at, page)
         headers = {"Authorization": f"Bearer {world.keys[step.who]}"}
-        body = {"text": text, "id": f"said{step.number}"}
+        body: dict[str, Any] = {"text": text, "id": f"said{step.number}"}
+        if "file" in options_of(step.words):
+            data = b64encode(file_text(step.number).encode()).decode()
+            body["attachments"] = [{"name": f"m{step.number}.txt", "data": data}]
         wanted = self._random("web", step.number).choice((1, 1, 2))
         for _ in range(ATTEMPTS):
             try:

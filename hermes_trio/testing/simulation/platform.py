@@ -109,6 +109,10 @@ class SimulatedPlatform(Generic[F]):
         """Write as a person, in the direct chat or in the group, there with a mention of the bot or without one."""
         raise NotImplementedError
 
+    def attach(self, person: int, name: str) -> str:
+        """Send a document as a person, in the direct chat. Return the text that the gateway makes of it; it does not fetch the document."""
+        raise NotImplementedError
+
     def command(self, person: int, text: str, *, group: bool = False, typed: bool = True) -> None:
         """Use a command (`/stop`) as a person: typed, or as the platform offers it beside that."""
         raise NotImplementedError

@@ -11,9 +11,16 @@ import attrs
 from hermes_trio.testing.faults import READ_VERBS, STORE_VERBS
 
 from .disk import DISK_ERRORS, DISK_POINTS
+from .habits import EPOCH, busy_of, has_upkeep, start_of, with_habits
 from .targets import NODE_VERBS, prologue, steps_for, target_of
 
 __all__ = ["FAULT_KINDS", "PLATFORMS", "Program", "Step", "make_program"]
+
+PART_MINUTES: Final = 3
+"""The minutes of a part of a program. Longer programs have several parts, each with as many actions and faults."""
+
+PART_NUMBERS: Final = 400
+"""Added to the numbers of the steps of each further part."""
 
 PEOPLE: Final = 3
 TENANTS: Final = 2
@@ -180,6 +187,12 @@ class Program:
     """The chat platform of the people, one of `PLATFORMS`."""
     mcp: bool = False
     """Whether the gateway has an MCP server."""
+    busy: str = "queue"
+    """What a message does while a turn of its conversation runs, one of `BUSY`."""
+    start: float = EPOCH
+    """When the world begins, in seconds since 1970."""
+    upkeep: bool = False
+    """Whether the store removes ended rows after seconds."""
 
     def without(self, dropped: Collection[int]) -> Program:
         """Return the program without the steps of these indices."""
@@ -401,6 +414,73 @@ def _resuming(rng: random.Random, steps: Sequence[Step], nodes: int, seconds: fl
     return [attrs.evolve(step, at=min(step.at, seconds - 1)) for step in found]
 
 
+def _without_requests(steps: Sequence[Step]) -> list[Step]:
+    return [step for step in steps if step.kind not in ("run", "chat", "web")]
+
+
+def _part(
+    key: str,
+    seconds: float,
+    faults: Sequence[str],
+    *,
+    chat: str,
+    nodes: int,
+    mcp: bool,
+    flood: float,
+    hurried: bool,
+    direct: bool,
+) -> list[Step]:
+    """Return the actions and faults of a part of a program: some clusters of actions, and faults near them. One may be a flood of `flood` seconds."""
+    rng = random.Random(f"{key} program")
+    crowds = [rng.random() * seconds * 0.8 for _ in range(rng.randint(1, 3))]
+
+    def moment() -> float:
+        return round(min(rng.choice(crowds) + rng.expovariate(1 / 8), seconds - 1), 2)
+
+    steps = [_action(rng, moment(), number) for number in range(1, rng.randint(5, 14))]
+    steps = _in_company(random.Random(f"{key} company"), steps)
+    steps = _with_threads(random.Random(f"{key} threads"), steps)
+    if hurried and steps:
+        # A program that embeds the runtime hands over more messages in one instant than a small mailbox takes.
+        first, at = len(steps) * 2 + 2 * OTHER_DEVICE, steps[0].at
+        steps += [Step(at, "embedding", 0, first + number, "think 10") for number in range(6)]
+    if direct and steps:
+        steps.append(Step(min(steps[0].at + 1, seconds - 1), "chore", 0, 3 * OTHER_DEVICE, "direct"))
+    steps = _with_twins(random.Random(f"{key} twins"), steps)
+    if mcp:
+        steps = _with_mcp(random.Random(f"{key} calls"), steps)
+    if faults:
+        # Some programs have one fault, whose effect is easy to attribute; some have many at once.
+        times = [step.at for step in steps]
+        for number in range(rng.choice((0, 1, 2, 3, 4, 6, 8, 12))):
+            at = rng.choice(times) + rng.choice((-0.01, -0.01, 0.0, 0.01, 1.0, 5.0, 15.0, 40.0))
+            at = round(min(max(at, 0.0), seconds), 2)
+            steps.append(_fault(rng, at, number, faults))
+            if chat in faults and rng.random() < 0.2:
+                # Delay messages before the fault, so that it occurs while one is being sent; otherwise sending takes no time.
+                words = f"{METHODS[chat][0]} delay times=3"
+                steps.append(Step(round(max(at - 10.0, 0.0), 2), chat, 0, number, words))
+    company = random.Random(f"{key} arrival")
+    arrivals = [step.at for step in steps if step.kind == "write"]
+    if "crash" in faults and arrivals and company.random() < 0.15:
+        # Crash between the arrival of a message and its commit.
+        at = round(max(company.choice(arrivals) - 0.01, 0.0), 2)
+        steps.append(Step(at, "crash", 0, 0, f"before accept_message down={company.choice((0.5, 5, 90))}"))
+    if nodes > 1:
+        steps = [_several(rng, step, nodes) for step in steps]
+        steps += [_on_another_device(rng, step) for step in steps if step.kind == "run" and rng.random() < 0.3]
+        if rng.random() < 0.08 and flood:
+            # One key exceeds the limit of all nodes together. Other requests are left out, because the limit would delay them.
+            steps = _without_requests(steps)
+            steps.append(Step(2.0, "flood", 0, 0, f"seconds={flood:g}"))
+        for number in range(rng.choice((0, 0, 1, 2))):
+            words = f"down={rng.choice((0, 0, 30))}"
+            steps.append(
+                Step(moment(), rng.choice(("restart", "restart", "upgrade")), rng.randrange(nodes), number, words)
+            )
+    return steps
+
+
 def make_program(
     seed: int,
     *,
@@ -424,56 +504,34 @@ def make_program(
     on_disk = "disk" in faults
     absent = {"disk", *(() if count > 1 else NODE_FAULTS), *(() if mcp else ("mcp",)), *PLATFORMS} - {chat}
     faults = [kind for kind in faults if kind not in absent]
-    rng = random.Random(f"{seed} program")
     seconds = minutes * 60
-    crowds = [rng.random() * seconds * 0.8 for _ in range(rng.randint(1, 3))]
-
-    def moment() -> float:
-        return round(min(rng.choice(crowds) + rng.expovariate(1 / 8), seconds - 1), 2)
-
-    steps = [_action(rng, moment(), number) for number in range(1, rng.randint(5, 14))]
-    steps = _in_company(random.Random(f"{seed} company"), steps)
-    steps = _with_threads(random.Random(f"{seed} threads"), steps)
-    if seed % 16 == HURRIED and steps:
-        # A program that embeds the runtime hands over more messages in one instant than a small mailbox takes.
-        first, at = len(steps) * 2 + 2 * OTHER_DEVICE, steps[0].at
-        steps += [Step(at, "embedding", 0, first + number, "think 10") for number in range(6)]
-    if targeted and seed % 16 == DIRECT and steps:
-        steps.append(Step(min(steps[0].at + 1, seconds - 1), "chore", 0, 3 * OTHER_DEVICE, "direct"))
-    steps = _with_twins(random.Random(f"{seed} twins"), steps)
-    if mcp:
-        steps = _with_mcp(random.Random(f"{seed} calls"), steps)
-    if faults:
-        # Some programs have one fault, whose effect is easy to attribute; some have many at once.
-        times = [step.at for step in steps]
-        for number in range(rng.choice((0, 1, 2, 3, 4, 6, 8, 12))):
-            at = rng.choice(times) + rng.choice((-0.01, -0.01, 0.0, 0.01, 1.0, 5.0, 15.0, 40.0))
-            at = round(min(max(at, 0.0), seconds), 2)
-            steps.append(_fault(rng, at, number, faults))
-            if chat in faults and rng.random() < 0.2:
-                # Delay messages before the fault, so that it occurs while one is being sent; otherwise sending takes no time.
-                words = f"{METHODS[chat][0]} delay times=3"
-                steps.append(Step(round(max(at - 10.0, 0.0), 2), chat, 0, number, words))
-    company = random.Random(f"{seed} arrival")
-    arrivals = [step.at for step in steps if step.kind == "write"]
-    if "crash" in faults and arrivals and company.random() < 0.15:
-        # Crash between the arrival of a message and its commit.
-        at = round(max(company.choice(arrivals) - 0.01, 0.0), 2)
-        steps.append(Step(at, "crash", 0, 0, f"before accept_message down={company.choice((0.5, 5, 90))}"))
-    if count > 1:
-        steps = [_several(rng, step, count) for step in steps]
-        steps += [_on_another_device(rng, step) for step in steps if step.kind == "run" and rng.random() < 0.3]
-        if rng.random() < 0.08 and target is None:
-            # One key exceeds the limit of all nodes together. Other requests are left out, because the limit would delay them.
-            steps = [step for step in steps if step.kind not in ("run", "chat", "web")]
-            steps.append(Step(2.0, "flood", 0, 0, f"seconds={seconds - 20:g}"))
-        for number in range(rng.choice((0, 0, 1, 2))):
-            words = f"down={rng.choice((0, 0, 30))}"
-            steps.append(
-                Step(moment(), rng.choice(("restart", "restart", "upgrade")), rng.randrange(count), number, words)
-            )
+    parts = max(1, round(minutes / PART_MINUTES))
+    steps: list[Step] = []
+    for part in range(parts):
+        # The first part draws from the seed alone.
+        key, length = f"{seed} {part}" if part else f"{seed}", seconds / parts
+        flood = 0.0 if part or target is not None else seconds - 20
+        found = _part(
+            key,
+            length,
+            faults,
+            chat=chat,
+            nodes=count,
+            mcp=mcp,
+            flood=flood,
+            hurried=seed % 16 == HURRIED,
+            direct=targeted and not part and seed % 16 == DIRECT,
+        )
+        steps += [
+            attrs.evolve(step, at=round(step.at + part * length, 2), number=step.number + part * PART_NUMBERS)
+            for step in found
+        ]
+    if any(step.kind == "flood" for step in steps):
+        steps = _without_requests(steps)
     if on_disk:
         steps += _disk_faults(seed, steps, seconds, rarely=targeted)
+    busy = busy_of(seed)
+    steps = with_habits(seed, steps, busy, models="model" in faults)
     if targeted:
         steps = _in_bad_manners(random.Random(f"{seed} manners"), steps)
         steps = _resuming(random.Random(f"{seed} resuming"), steps, count, seconds)
@@ -483,4 +541,4 @@ def make_program(
             planned = steps_for(*target, chat, METHODS[chat][0], random.Random(f"{seed} target"))
         steps += [Step(min(at, seconds - 1), kind, who, number, words) for at, kind, who, number, words in planned]
     ordered = tuple(sorted(steps, key=lambda step: (step.at, step.kind, step.number)))
-    return Program(seed, seconds, ordered, count, chat, mcp)
+    return Program(seed, seconds, ordered, count, chat, mcp, busy, start_of(seed), has_upkeep(seed))

@@ -83,6 +83,13 @@ class SimulatedSlack(SimulatedPlatform[FakeSlack]):
             for mark in marks(one["text"])
         }
 
+    def attach(self, person: int, name: str) -> str:
+        before = len(self.fake.deliveries.added)
+        self.fake.share({"id": name, "name": name, "title": name}, user=f"U{FIRST_PERSON + person}")
+        text = f"[attached: {name}]"
+        self._given.append((text, self.fake.deliveries.added[before:]))
+        return text
+
     def command(self, person: int, text: str, *, group: bool = False, typed: bool = True) -> None:
         if typed:
             self.say(person, text.replace("/", "!", 1), group=group)

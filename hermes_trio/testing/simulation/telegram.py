@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Final, cast
 
@@ -61,6 +61,11 @@ class SimulatedTelegram(SimulatedPlatform[FakeTelegram]):
             chat_id=-GROUP_CHAT if group else None,
         )
 
+    def attach(self, person: int, name: str) -> str:
+        document = {"file_id": name, "file_unique_id": name, "file_name": name, "file_size": 8}
+        self.fake._inject({"document": document}, FIRST_PERSON + person, None, None, None, f"Person{person}")
+        return _attached(name)
+
     def command(self, person: int, text: str, *, group: bool = False, typed: bool = True) -> None:
         self.say(person, text, group=group, mention=False)
 
@@ -68,7 +73,7 @@ class SimulatedTelegram(SimulatedPlatform[FakeTelegram]):
         self.fake.click(message.raw, label, user_id=FIRST_PERSON + person)
 
     def confirmed(self, texts: Sequence[str]) -> set[str]:
-        pending = [update.get("message", {}).get("text", "") for update in self.fake._updates]
+        pending = [_said(update.get("message", {})) for update in self.fake._updates]
         return {text for text in texts if not any(waiting.endswith(text) for waiting in pending)}
 
     def forbid(self, address: str, forbidden: bool) -> None:
@@ -96,3 +101,11 @@ class SimulatedTelegram(SimulatedPlatform[FakeTelegram]):
         if not asked.path.endswith("/getUpdates"):
             return await self.fake.handle(asked)
         return cast("FakeReply", await self.read_alone(partial(self.fake.handle, asked)))
+
+
+def _said(message: Mapping[str, Any]) -> str:
+    return message["text"] if "text" in message else _attached(message.get("document", {}).get("file_name", ""))
+
+
+def _attached(name: str) -> str:
+    return f"[attached: document {name}]"

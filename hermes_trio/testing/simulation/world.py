@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import tempfile
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -33,12 +33,14 @@ from hermes_trio.testing.model_server.script import ScriptedCall
 
 from . import script
 from .accounts import SPARE, TURN_SECONDS, count_tasks, left_over
-from .boundary import EPOCH, Boundary
+from .archive import SHORT_RETENTION, Archive
+from .boundary import Boundary
 from .cluster import Balancer, SignalNetwork
 from .coverage import STATES_SQL, Coverage
 from .discord import SimulatedDiscord
 from .disk import SimulatedDisk
 from .embedding_program import EmbeddingSeen
+from .habits import EPOCH, NIGHTLY, NIGHTLY_JOB, ZONE
 from .invariants import BURST, LIMITED_RUNS, REQUESTS_PER_MINUTE, held_rows
 from .mcp_server import MCP_COMMAND
 from .node import ADMIN_KEY, CrashPoint, SimulatedNode, caller_of, current_node, is_paused
@@ -63,6 +65,9 @@ STORE_MEMORY: Final = 120.0
 """Seconds after a fault of the store in which a process may end with unwritten job ends."""
 
 CRON_MARK: Final = "m9001"
+
+NIGHTLY_MARK: Final = "m9003"
+"""The mark of the daily job of a world that begins near a change of the clock."""
 
 LIMITED_MARK: Final = "m9002"
 """The mark of the cron job that runs `LIMITED_RUNS` times, on all nodes together."""
@@ -149,9 +154,10 @@ class World:
         self.settings = WorldSettings() if settings is None else settings
         self.turns = self.settings.concurrent_turns if program.seed % 3 else self.settings.narrow_turns
         """The limit of concurrent turns: `narrow_turns` for every third seed."""
-        self.clock = virtual_clock(EPOCH)
+        self.started_at = program.start
+        self.clock = virtual_clock(self.started_at)
         self.boundary = Boundary(program.seed, self.clock, self)
-        self.trace = Trace(lambda: self.clock.current_time() - EPOCH)
+        self.trace = Trace(lambda: self.clock.current_time() - self.started_at)
         self.faults = StoreFaults(seed=program.seed)
         self.faults.told = self._injected
         self.nodes: list[SimulatedNode] = []
@@ -159,6 +165,8 @@ class World:
         self.seen = Seen()
         self.coverage = Coverage()
         self.store: SqliteStore
+        self.archive: Archive | None = None
+        """What retention has removed, in a world with `upkeep`."""
         self.disk: SimulatedDisk
         self.beside: Store
         """The store as commands beside the servers use it, with the same faults."""
@@ -168,10 +176,9 @@ class World:
         self.keys: list[str] = []
         self.calm = False
         """Whether the faults have ended."""
-        self.started_at = EPOCH
         self.calm_until = program.seconds + self.settings.calm_seconds
         """The time at which all work must have ended, in seconds since the start of the world."""
-        self.boundary.end_by(EPOCH + self.calm_until + 3600)
+        self.boundary.end_by(self.started_at + self.calm_until + 3600)
         self.spare = SPARE.get(program.seed % 16, "")
         """What is scarce in this world; empty for nothing."""
         self.leftovers: list[str] = []
@@ -208,7 +215,10 @@ class World:
             self.trace.note("breach", self.boundary.breaches[0])
 
     async def _live(self, after: Callable[[World], Awaitable[None]] | None) -> None:
-        opening = open_store(None, runner=Runner.INLINE, clock=self.boundary.store_wall, maintenance=False)
+        upkeep = self.program.upkeep
+        opening = open_store(
+            None, runner=Runner.INLINE, clock=self.boundary.store_wall, maintenance=upkeep, retention=SHORT_RETENTION
+        )
         async with (
             opening as self.store,
             self.faults.around(self._open_beside()) as self.beside,
@@ -218,7 +228,10 @@ class World:
             try:
                 await self._play()
                 if after is not None:
-                    await after(self)
+                    with ExitStack() as shown:
+                        if self.archive is not None:
+                            shown.enter_context(self.archive.showing())
+                        await after(self)
             finally:
                 self._nursery.cancel_scope.cancel()
 
@@ -232,6 +245,8 @@ class World:
     async def _prepare(self) -> None:
         """Make the platform, the keys and the nodes."""
         writer: Any = self.store._writer
+        if self.program.upkeep:
+            self.archive = Archive(writer._db)
         self.disk = SimulatedDisk(writer._db, self._disk_failed)
         if any(step.kind == "disk" for step in self.program.steps):
             # Write as for a file: a database in memory takes a shorter path.
@@ -245,6 +260,8 @@ class World:
             self.keys.append(secret)
         if self.settings.cron:
             await self._schedule("c10c10c10c10", CRON_MARK, schedule=self.settings.cron)
+            if self.program.start != EPOCH:
+                await self._schedule(NIGHTLY_JOB, NIGHTLY_MARK, schedule=NIGHTLY)
             if self.program.nodes > 1:
                 await self._schedule("c20c20c20c20", LIMITED_MARK, schedule="* * * * *", repeat=LIMITED_RUNS)
         network = SignalNetwork(self.store, self.trace) if self.program.nodes > 1 else None
@@ -271,7 +288,7 @@ class World:
     async def _schedule(self, id: str, mark: str, **fields: Any) -> None:
         given = {"name": f"clockwork {mark}", "prompt": f"{mark} say", "deliver": self.chat.name, **fields}
         now, platforms = self.boundary.wall(), (self.chat.name,)
-        job = new_job(given, id=id, tenant="", now=now, timezone="Europe/Berlin", platforms=platforms)
+        job = new_job(given, id=id, tenant="", now=now, timezone=ZONE, platforms=platforms)
         await self.store.put_cron_job(job)
 
     def _rate(self) -> dict[str, int]:
@@ -282,7 +299,7 @@ class World:
 
     def _config(self) -> Config:
         settings, chat = self.settings, self.chat
-        tables: dict[str, Any] = {chat.name: chat.settings()}
+        tables: dict[str, Any] = {chat.name: {**chat.settings(), "busy": self.program.busy}}
         return Config(
             server=ServerSettings(host="127.0.0.1", key=ADMIN_KEY, drain_seconds=20.0, graceful_seconds=5.0),
             limits=Limits(
@@ -324,7 +341,7 @@ class World:
                 },
             },
             mcp={"servers": {"sim": {"command": MCP_COMMAND, "profile": "off"}}} if self.program.mcp else {},
-            cron={"timezone": "Europe/Berlin", "linger": 300.0},
+            cron={"timezone": ZONE, "linger": 300.0},
             home=Path(_home()) / "state",
             plugins=PluginSettings(tools=[PLUGIN]),
             environment={"HOME": _home(), "PATH": "/usr/bin:/bin"},
@@ -337,7 +354,7 @@ class World:
         tasks = count_tasks()
         people.arrange()
         for step in self.program.steps:
-            await trio.sleep_until(EPOCH + step.at)
+            await trio.sleep_until(self.started_at + step.at)
             if step.is_fault:
                 self._fail(step)
             elif step.kind in ("restart", "upgrade"):
@@ -345,7 +362,7 @@ class World:
                 self._nursery.start_soon(self._operate, step)
             else:
                 people.act(step)
-        await trio.sleep_until(EPOCH + self.program.seconds)
+        await trio.sleep_until(self.started_at + self.program.seconds)
         self._heal()
         await trio.sleep(self.settings.calm_seconds)
         self.held = held_rows(self)
@@ -512,7 +529,7 @@ class World:
         """Record the jobs without an end if the only node has ended by itself and the store had no recent fault."""
         if len(self.nodes) > 1:
             return
-        now = trio.current_time() - EPOCH
+        now = trio.current_time() - self.started_at
         if any(one.kind == "injected" and now - one.at < STORE_MEMORY for one in reversed(list(self.trace))):
             return
         for (job,) in self.rows("SELECT job_id || ' ' || state FROM jobs WHERE ended_at IS NULL"):
@@ -540,7 +557,7 @@ class World:
         reply = script.answer(call)
         messages: Any = call.body.get("messages") or [{}]
         child = script.is_child(call)
-        at = self.clock.current_time() - EPOCH
+        at = self.clock.current_time() - self.started_at
         seen = CallSeen(caller_of.get(), script.asked_of(call), child, at, script.known_to(call))
         self.seen.calls.append(seen)
         self._nursery.start_soon(self._note_end, seen, call)
@@ -568,7 +585,7 @@ class World:
 
     async def _note_end(self, seen: CallSeen, call: ScriptedCall) -> None:
         await call.ended.wait()
-        seen.ended_at = self.clock.current_time() - EPOCH
+        seen.ended_at = self.clock.current_time() - self.started_at
 
     # -- OutsideWorld -------------------------------------------------------------------------------------------------------------
 
@@ -613,6 +630,10 @@ class World:
         return await node.dial(serve)
 
     # -- rows ----------------------------------------------------------------------------------------------------------------------
+
+    def was_removed(self, run_id: str) -> bool:
+        """Return whether retention has removed a run."""
+        return self.archive is not None and self.archive.has_run(run_id)
 
     def rows(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
         """Return the rows of a query on the shared database, for the invariants."""
