@@ -245,8 +245,11 @@ class People:
 
     async def _fetch_files(self, page: PageSeen) -> None:
         """Fetch the files that a page shows, as their owner and as another tenant."""
-        for message in (page.history or {}).get("data", ()):
-            for file in message["attachments"]:
+        history: dict[str, Any] = page.history or {}
+        shown: list[dict[str, Any]] = history.get("data", [])
+        for message in shown:
+            files: list[dict[str, Any]] = message["attachments"]
+            for file in files:
                 if file["name"] in page.files or file["part"] is None:
                     continue
                 path = f"{CONVERSATION}/messages/{message['place']}/parts/{file['part']}"
