@@ -26,7 +26,7 @@ SHORT_RETENTION: Final = Retention(
     sessions=_SHORT,
     inbox=_LONGER,
     deliveries=_LONGER,
-    interval=10.0,
+    interval=30.0,
 )
 """The retention of a world with `upkeep`."""
 
