@@ -8,6 +8,7 @@ from typing import Final
 
 import attrs
 
+from .habits import EPOCH
 from .program import Program
 
 __all__ = ["kind_of", "shrink"]
@@ -72,12 +73,15 @@ def shrink(program: Program, fails: Callable[[Program], bool], *, attempts: int 
 
 
 def _smaller_worlds(program: Program) -> Iterator[Program]:
-    """Yield the program with one node, with one node less, and without an MCP server."""
+    """Yield the program with one node, with one node less, without an MCP server, and with the usual start, retention and handling of messages."""
     for nodes in sorted({1, program.nodes - 1}):
         if 1 <= nodes < program.nodes:
             yield attrs.evolve(program, nodes=nodes)
     if program.mcp:
         yield attrs.evolve(program, mcp=False)
+    for simpler in ({"busy": "queue"}, {"start": EPOCH}, {"upkeep": False}):
+        if (usual := attrs.evolve(program, **simpler)) != program:
+            yield usual
 
 
 def _simpler_steps(program: Program) -> Iterator[Program]:
