@@ -427,8 +427,7 @@ def _part(
     nodes: int,
     mcp: bool,
     flood: float,
-    hurried: bool,
-    direct: bool,
+    beside: Collection[str],
 ) -> list[Step]:
     """Return the actions and faults of a part of a program: some clusters of actions, and faults near them. One may be a flood of `flood` seconds."""
     rng = random.Random(f"{key} program")
@@ -440,11 +439,11 @@ def _part(
     steps = [_action(rng, moment(), number) for number in range(1, rng.randint(5, 14))]
     steps = _in_company(random.Random(f"{key} company"), steps)
     steps = _with_threads(random.Random(f"{key} threads"), steps)
-    if hurried and steps:
+    if "hurried" in beside and steps:
         # A program that embeds the runtime hands over more messages in one instant than a small mailbox takes.
         first, at = len(steps) * 2 + 2 * OTHER_DEVICE, steps[0].at
         steps += [Step(at, "embedding", 0, first + number, "think 10") for number in range(6)]
-    if direct and steps:
+    if "direct" in beside and steps:
         steps.append(Step(min(steps[0].at + 1, seconds - 1), "chore", 0, 3 * OTHER_DEVICE, "direct"))
     steps = _with_twins(random.Random(f"{key} twins"), steps)
     if mcp:
@@ -506,6 +505,8 @@ def make_program(
     faults = [kind for kind in faults if kind not in absent]
     seconds = minutes * 60
     parts = max(1, round(minutes / PART_MINUTES))
+    beside = {name for name, rest in (("hurried", HURRIED), ("direct", DIRECT)) if seed % 16 == rest}
+    beside -= set() if targeted else {"direct"}
     steps: list[Step] = []
     for part in range(parts):
         # The first part draws from the seed alone.
@@ -519,8 +520,7 @@ def make_program(
             nodes=count,
             mcp=mcp,
             flood=flood,
-            hurried=seed % 16 == HURRIED,
-            direct=targeted and not part and seed % 16 == DIRECT,
+            beside=beside if part == 0 else beside - {"direct"},
         )
         steps += [
             attrs.evolve(step, at=round(step.at + part * length, 2), number=step.number + part * PART_NUMBERS)
