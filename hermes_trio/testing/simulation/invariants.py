@@ -393,7 +393,7 @@ def _attempts_are_told(world: World, run: RunSeen, events: Sequence[Mapping[str,
         yield f"{name} was begun again, and nobody has asked for it"
     if told != list(range(2, len(told) + 2)) or len(told) >= ATTEMPTS:
         yield f"{name} was begun again as attempts {told} of {ATTEMPTS}"
-    if last.get("attempt", 0) != (1 + len(told) if run.resumes else 0):
+    if not world.was_removed(run.run_id) and last.get("attempt", 0) != (1 + len(told) if run.resumes else 0):
         yield f"{name} was begun again as attempts {told}, and is shown as attempt {last.get('attempt')}"
     if run.resumes and last.get("error_code") == "interrupted" and len(told) + 1 < ATTEMPTS:
         reason = str(last.get("error")).partition("because ")[2]
