@@ -47,7 +47,7 @@ def reply_text(turn: Turn, outcome: Outcome) -> str:
         return "\n\n".join(part for part in (text, note) if part) or NOTHING_SAID
     if outcome.state is TurnState.FAILED:
         # The store has refused the transcript of this turn, with the message in it.
-        lost = turn.title() if outcome.error_code == STORE_ERROR and not turn.input.notices else ""
+        lost = _lost(turn) if outcome.error_code == STORE_ERROR else ""
         note = f". This conversation does not contain the message: {lost}" if lost else ""
         return "\n\n".join(part for part in (text, f"(This failed: {outcome.error}{note})") if part)
     assert outcome.cause is not None
@@ -62,6 +62,13 @@ def reply_text(turn: Turn, outcome: Outcome) -> str:
             return ""
         case _:
             return "\n\n".join(part for part in (text, f"(Stopped: {outcome.cause})") if part)
+
+
+def _lost(turn: Turn) -> str:
+    """Return the messages of a turn whose transcript the store has refused: its own, and those that it was steered by."""
+    used = turn.used_rows()
+    steered = [text for row, text in turn.steered if row in used]
+    return "; ".join([*(() if turn.input.notices else (turn.title(),)), *steered])
 
 
 class ChatInterface(Interface):

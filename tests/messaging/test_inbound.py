@@ -291,6 +291,23 @@ async def test_steer_hands_the_text_to_the_running_turn_and_does_not_repeat_it()
     assert len(agent.turns) == 1
 
 
+async def test_a_steered_message_that_the_store_refuses_is_named_to_its_person() -> None:
+    """With the turn's own: the transcript contains neither."""
+
+    async def listens(turn: Turn) -> str:
+        await trio.sleep(10)
+        return f"heard {[turn.steering.pop(0) for _ in range(len(turn.steering))]}"
+
+    chat, faults = MemoryPlatform(), StoreFaults()
+    async with open_world(scripted(listens), member(chat, busy="steer"), faults=faults):
+        await chat.say("book a table")
+        await trio.sleep(1)
+        assert (await chat.say("for two")).disposition is Disposition.STEERED
+        faults.full("finish_turn", times=5)
+        await chat.wait_sent(1)
+    assert chat.texts()[0].endswith("This conversation does not contain the message: book a table; for two)")
+
+
 async def test_a_message_does_not_steer_past_an_older_one_that_waits() -> None:
     """Generated text is not passed to a turn; what is typed after it comes after it."""
 

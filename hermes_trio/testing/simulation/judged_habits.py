@@ -146,7 +146,10 @@ def steered_messages_are_used_once(world: World) -> Iterator[str]:
         "SELECT i.text, i.turn_id, (SELECT count(*) FROM messages m WHERE m.role = 'user' AND (m.content = i.text"
         # After the loss of a host, a preface stands before the message.
         " OR substr(m.content, -length(i.text) - 1) = char(10) || i.text)) FROM inbox i"
-        " WHERE i.inbox = ? AND i.kind = 'message' AND i.state = 'delivered' AND i.text LIKE 'm%'",
+        " WHERE i.inbox = ? AND i.kind = 'message' AND i.state = 'delivered' AND i.text LIKE 'm%'"
+        # The store has refused the transcript, and the person was told which message it does not contain.
+        " AND NOT EXISTS (SELECT 1 FROM outbox o WHERE o.turn_id = i.turn_id AND instr(o.text, i.text) > 0"
+        " AND instr(o.text, 'does not contain the message') > 0)",
         world.chat.name,
     ):
         if count != 1:
