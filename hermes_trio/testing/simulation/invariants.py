@@ -242,7 +242,12 @@ def _acknowledged_on_pages(world: World) -> Iterator[str]:
     for said in world.seen.web:
         if said.text.startswith("/"):
             continue
-        rows = world.rows("SELECT state FROM inbox WHERE inbox = 'web' AND kind = 'message' AND text = ?", said.text)
+        rows = world.rows(
+            # The person was told if the store has refused the transcript of the turn.
+            "SELECT CASE WHEN EXISTS (SELECT 1 FROM outbox o WHERE o.turn_id = i.turn_id AND instr(o.text, 'does not contain the message') > 0)"
+            " THEN 'interrupted' ELSE state END FROM inbox i WHERE inbox = 'web' AND kind = 'message' AND text = ?",
+            said.text,
+        )
         if len(rows) > 1 or (202 in said.answers and not rows):
             yield f"the message {said.text!r} in the web chat was answered {said.answers}, and has {len(rows)} rows"
         for (state,) in rows:
