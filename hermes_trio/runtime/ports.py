@@ -621,8 +621,9 @@ class RuntimeStore(SignalStore, NodeStore, Protocol):
 
     async def append_events(self, events: Sequence[EventRow]) -> None: ...
 
-    async def claim_interrupted(self, epoch: str) -> list[ResumedRun]:
-        """Claim the interrupted runs that no node has, for their next attempt; return all that this node has claimed and that have not ended.
+    async def claim_interrupted(self, epoch: str, most: int | None = None) -> list[ResumedRun]:
+        """Claim interrupted runs that no node has, all or at `most` so many, for their next attempt; return all that this node has claimed and that have
+        not ended.
 
         An attempt counts from its claim, whose transaction writes its event. Those that are not begun again are ended.
         """

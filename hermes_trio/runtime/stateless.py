@@ -68,6 +68,8 @@ class StatelessEntry:
         self._core = core
         self.ends = core.ends
         self._nursery = nursery
+        self._in_line: int = 0
+        """The runs that have been claimed and wait for a token."""
         self._resumed: set[str] = set()
         """The runs that this process has begun again. Each of them ends here, or is interrupted with this process."""
         self.runs = runs
@@ -232,7 +234,9 @@ class StatelessEntry:
         if core.draining or nursery is None:
             return
         async with self.runs.claiming:
-            for resumed in await core.store.claim_interrupted(core.epoch):
+            # Other nodes may have room for what this one has not. One more waits in line, so that no run waits for ever where all nodes are busy.
+            room = max(core.admission.limit - core.admission.active, 0) + 1 - self._in_line
+            for resumed in await core.store.claim_interrupted(core.epoch, max(room, 0) if core.shared else None):
                 if resumed.run.run_id in self._resumed:
                     continue
                 spec = await core.hosts.place(_spec_of(resumed), anywhere=True)
@@ -242,14 +246,24 @@ class StatelessEntry:
                 logger.warning("run %s was interrupted; this is its attempt %d", run.id, run.attempt)
                 if resumed.stopped or core.drained:
                     run.request_stop(Cause(CancelCause.STOP if resumed.stopped else CancelCause.DRAIN))
+                self._in_line += 1
                 core.base_context.copy().run(nursery.start_soon, self._resume, run)
 
     async def _resume(self, run: Run) -> None:
+        admission, turn, admitted = self._core.admission, run.turn, False
         try:
-            await self._core.admission.admit()
+            with trio.CancelScope() as turn.scope:
+                if turn.cause is None:
+                    await admission.admit()
+                    admitted = True
+            if not admitted:
+                admission.exceed()  # it was stopped in line: it ends without a free token
         except BaseException:
             self.runs.drop(run)
             raise
+        finally:
+            turn.scope = None
+            self._in_line -= 1
         await self.runs.live(run)
 
     async def _write_down(self, start: TurnStart) -> None:

@@ -366,6 +366,57 @@ async def test_more_interrupted_runs_than_turns_wait_for_a_place(virtual_clock: 
     assert sorted(found) == ["cancelled", "cancelled", "completed"]
 
 
+async def test_an_interrupted_run_that_waits_for_a_place_is_stopped_at_once(
+    virtual_clock: object, tmp_path: Path
+) -> None:
+    """It needs no place to end: neither a stop nor a drain of the others waits until a turn that goes on has ended."""
+    work = Work(hangs=9)
+    path = tmp_path / "state.db"
+    await _crash(path, work, ["a", "b", "c"])
+    settings = RuntimeSettings(max_turns=1, watchdog_seconds=0)
+    async with Runtime(agent=work, store=open_store(path, runner=Runner.INLINE), settings=settings) as runtime:
+        await trio.testing.wait_all_tasks_blocked()
+        (running,) = [run for run in runtime.stateless.runs.all() if run.turn.locked]
+        first, second = [run for run in runtime.stateless.runs.all() if run is not running]
+        with trio.fail_after(1):
+            assert (await first.stop()).ok
+            await first.settled.wait()
+            report = await runtime.drain(0, asking=running.turn)
+        assert report.cancelled == 1
+        for run, code in ((first, "stop"), (second, "drain")):
+            row = await row_of(runtime.store, run.id)  # type: ignore[arg-type]
+            assert (row.status, row.error_code) == (RunStatus.CANCELLED, code)
+        assert runtime.core.admission.active == 1
+        assert (await running.stop()).ok
+        await running.settled.wait()
+        assert runtime.core.admission.active == 0
+
+
+async def test_nodes_share_the_runs_of_a_lost_node(virtual_clock: object) -> None:
+    """A node claims what it has a place for and one run more, which waits in line: the rest is begun elsewhere, and loses no attempt with this node."""
+    work = Work(hangs=6)
+    settings = RuntimeSettings(max_turns=2, watchdog_seconds=0)
+    async with open_nodes(lease_seconds=LEASE) as nodes, trio.open_nursery() as nursery:
+        life = Life(nodes.make(work, "doomed"))
+        nursery.start_soon(life.run)
+        await life.opened.wait()
+        runs = [await start(life.runtime, f"s{number}") for number in range(6)]
+        await nodes.store._writer.submit(remove_node, life.runtime.store.owner)
+        await life.over.wait()
+        async with nodes.make(work, "one", settings=settings) as one:
+            await one.store.reap("e9")
+            await trio.sleep(1)
+            rows = [await row_of(nodes.store, run.id) for run in runs]
+            assert sorted(row.attempt for row in rows) == [1, 1, 1, 2, 2, 2]
+            async with nodes.make(work, "two", settings=settings):
+                await trio.sleep(1)
+                assert sorted(work.begun[6:]) == [("one", "go")] * 2 + [("two", "go")] * 2
+                await trio.sleep(2 * LEASE)
+                rows = [await row_of(nodes.store, run.id) for run in runs]
+                assert [(row.status, row.attempt) for row in rows] == [(RunStatus.COMPLETED, 2)] * 6
+        assert work.most <= 6
+
+
 async def _crash(path: Path, work: Work, sessions: Sequence[str]) -> list[str]:
     """Start runs in a server whose store takes nothing any more when it ends; return their ids."""
     faults = StoreFaults()

@@ -131,7 +131,7 @@ def _end_runs(reaper: _Reaper, epoch: str) -> tuple[int, int]:
     sql = f"SELECT run_id FROM runs WHERE ended_at IS NULL AND {reaper.gone} AND (owner <> '' OR attempt = 0)"
     ended = released = 0
     for (run_id,) in many(db, sql, reaper.live):
-        event = refusal(db, run_id)
+        event = refusal(db, reaper.now, run_id)
         if event is not None:
             end_interrupted(db, reaper.now, reaper.owner, epoch, run_id, event)
             ended += 1

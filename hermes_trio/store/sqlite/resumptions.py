@@ -46,23 +46,24 @@ _FACTS: Final = """
 SELECT r.attempt, r.status,
     (SELECT count(*) FROM sessions s WHERE s.id = r.session_id AND s.tenant = r.tenant AND (s.ended_at IS NULL OR s.end_reason = 'idle')),
     (SELECT max(i.stopped) FROM resumptions i WHERE i.run_id = r.run_id),
-    (SELECT count(*) FROM resumptions i JOIN api_keys k ON k.id = i.key_id WHERE i.run_id = r.run_id AND k.revoked_at IS NOT NULL)
-FROM runs r WHERE r.run_id = ?
+    (SELECT count(*) FROM resumptions i JOIN api_keys k ON k.id = i.key_id WHERE i.run_id = r.run_id
+        AND (k.revoked_at IS NOT NULL OR k.expires_at <= ?1))
+FROM runs r WHERE r.run_id = ?2
 """
 
 
-def refusal(db: Database, run_id: str) -> Mapping[str, Any] | None:
+def refusal(db: Database, now: float, run_id: str) -> Mapping[str, Any] | None:
     """Return the terminal event with which an interrupted run ends, or None if it is begun again."""
-    found = one(db, _FACTS, (run_id,))
-    attempt, status, sessions, stopped, revoked = found or (0, "", 0, None, 0)
+    found = one(db, _FACTS, (now, run_id))
+    attempt, status, sessions, stopped, invalid = found or (0, "", 0, None, 0)
     if not attempt or stopped is None:
         return _failed(_LOST)
     if stopped or status == RunStatus.STOPPING.value:
         return {"event": "run.cancelled", "cause": CancelCause.STOP.value, "detail": _STOPPED}
     if not sessions:
         return _failed(f"{_NOT_AGAIN}its session has ended.")
-    if revoked:
-        return _failed(f"{_NOT_AGAIN}its API key was revoked.")
+    if invalid:
+        return _failed(f"{_NOT_AGAIN}its API key was revoked or has expired.")
     if attempt >= ATTEMPTS:
         return _failed(
             f"The server stopped while this was running, in attempt {attempt} of {ATTEMPTS}; it was not completed."
@@ -106,11 +107,12 @@ def _add_event(db: Database, now: float, epoch: str, run_id: str, event: Mapping
     db.signals.append((RUN_TOPIC, run_id))
 
 
-def has_claimable(db: Database, owner: str) -> bool:
+def has_claimable(db: Database, owner: str, most: int | None) -> bool:
     """Return whether `claim` may return something."""
+    waits = "r.owner = ''" if most != 0 else "false"
     sql = (
         "SELECT 1 FROM resumptions i JOIN runs r ON r.run_id = i.run_id"
-        " WHERE r.ended_at IS NULL AND (r.owner = '' OR (r.owner = ? AND r.attempt > 1)) LIMIT 1"
+        f" WHERE r.ended_at IS NULL AND ({waits} OR (r.owner = ? AND r.attempt > 1)) LIMIT 1"
     )
     return exists(db, sql, (owner,))
 
@@ -129,20 +131,24 @@ FROM resumptions i JOIN runs r ON r.run_id = i.run_id WHERE r.ended_at IS NULL A
 """
 
 
-def claim(db: Database, now: float, owner: str, shared: bool, epoch: str) -> list[ResumedRun]:
-    """Claim the interrupted runs that no node has; return all that this one has claimed and that have not ended."""
+def claim(db: Database, now: float, owner: str, shared: bool, epoch: str, most: int | None) -> list[ResumedRun]:
+    """Claim interrupted runs that no node has, all or at `most` so many; return all that this one has claimed and that have not ended."""
     sql = (
         "SELECT r.run_id FROM resumptions i JOIN runs r ON r.run_id = i.run_id"
         " WHERE r.ended_at IS NULL AND r.owner = '' ORDER BY r.run_id"
     )
+    taken = 0
     for (run_id,) in many(db, sql):
+        if most is not None and taken >= most:
+            break
         if not _take(db, owner, run_id):
             continue
-        event = refusal(db, run_id)
+        event = refusal(db, now, run_id)
         if event is not None:
             end_interrupted(db, now, owner, epoch, run_id, event)
             continue
         ((attempt,),) = many(db, _BEGIN, (run_id, int(shared), now))
+        taken += 1
         _add_event(db, now, epoch, run_id, {"event": "run.resumed", "attempt": attempt, "attempts": ATTEMPTS})
     found: list[ResumedRun] = []
     for row in many(db, _CLAIMED, (owner,)):
@@ -191,18 +197,19 @@ def stop(db: Database, now: float, owner: str, epoch: str, run_id: str, session_
     for (found,) in many(db, sql, (run_id, session_id)):
         taken = _take(db, owner, found)
         write(db, "UPDATE resumptions SET stopped = 1 WHERE run_id = ?", (found,))
-        if taken and (event := refusal(db, found)) is not None:
+        if taken and (event := refusal(db, now, found)) is not None:
             end_interrupted(db, now, owner, epoch, found, event)
 
 
 class SqliteResumptions(Verbs):
     """The part of the store for runs that are begun again."""
 
-    async def claim_interrupted(self, epoch: str) -> list[ResumedRun]:
-        """Claim the interrupted runs that no node has, for their next attempt; return all that this node has claimed and that have not ended."""
-        if not await self._read(has_claimable, self.owner):
+    async def claim_interrupted(self, epoch: str, most: int | None = None) -> list[ResumedRun]:
+        """Claim interrupted runs that no node has, all or at `most` so many, for their next attempt; return all that this node has claimed and that have
+        not ended."""
+        if not await self._read(has_claimable, self.owner, most):
             return []
-        return await self._write(claim, self._clock(), self.owner, self.lease_seconds > 0, epoch)
+        return await self._write(claim, self._clock(), self.owner, self.lease_seconds > 0, epoch, most)
 
     async def stop_resuming(self, epoch: str, *, run_id: str = "", session_id: str = "") -> None:
         """Note that a run, or the runs of a session, are not begun again if they are interrupted; end those that wait for their next attempt."""

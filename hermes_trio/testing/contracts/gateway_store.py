@@ -480,16 +480,19 @@ class RunStoreContract(_StoreSlice):
 
     @pytest.mark.trio
     async def test_an_interrupted_run_that_may_not_go_on_is_ended(self, tmp_path: Path) -> None:
-        """A stop that was requested, an ended or deleted session and a revoked key end it, each with its reason, before its release or after it."""
+        """A stop that was requested, an ended or deleted session and a revoked or expired key end it, each with its reason, before its release or after it."""
         async with self.open_store(tmp_path) as store:
             await store.recover("epoch-1")
             key, _ = await store.create_api_key("laptop")
+            late, _ = await store.create_api_key("late", expires_at=time.time() - 1)
             for released in (False, True):
                 names = [
-                    f"{what} {released}" for what in ("stopped", "stopped by session", "ended", "deleted", "revoked")
+                    f"{what} {released}"
+                    for what in ("stopped", "stopped by session", "ended", "deleted", "revoked", "expired")
                 ]
+                keys = {names[4]: key.id, names[5]: late.id}
                 for name in names:
-                    await store.begin_turn(_resumable(name, f"s {name}", key.id if name == names[4] else ""))
+                    await store.begin_turn(_resumable(name, f"s {name}", keys.get(name, "")))
                 if released:
                     await store.recover("epoch-2")
                 await store.stop_resuming("epoch-2", run_id=names[0])
@@ -517,7 +520,8 @@ class RunStoreContract(_StoreSlice):
                     stopped,
                     ("failed", "its session has ended."),
                     ("failed", "its session has ended."),
-                    ("failed", "its API key was revoked."),
+                    ("failed", "its API key was revoked or has expired."),
+                    ("failed", "its API key was revoked or has expired."),
                 ]
 
     @pytest.mark.trio
