@@ -177,6 +177,15 @@ def replies_are_queued_once(world: World) -> Iterator[str]:
         " GROUP BY turn_id, platform, target, text HAVING count(*) > 1"
     ):
         yield f"the turn {turn_id} has queued {text[:80]!r} {count} times"
+    typed = Counter((step.who, step.at) for step in world.program.steps if step.kind == "command")
+    for text, count in world.rows(
+        "SELECT text, count(*) FROM outbox WHERE platform = ? AND turn_id = '' AND instr(payload, 'approval_id') = 0"
+        " GROUP BY target, text, created_at HAVING count(*) > ?",
+        world.chat.name,
+        max(typed.values(), default=1),
+    ):
+        if not text.startswith(_ASIDES):
+            yield f"{text[:80]!r} was queued {count} times in one instant"
     answers: Counter[int] = Counter()
     for target, text in world.rows(
         "SELECT target, text FROM outbox WHERE platform = ? AND turn_id = '' AND instr(payload, 'approval_id') = 0",
