@@ -76,7 +76,9 @@ async def open_api_gateway(
         home=config.home,
         platforms=[web_platform()],
     )
-    async with open_gateway(config, assembly, agent=agent, in_memory=in_memory, store=store) as gateway:
+    async with open_gateway(
+        config, assembly, agent=agent, in_memory=in_memory, store=store, resume_runs=True
+    ) as gateway:
         api = ApiCore(
             gateway.runtime,
             gateway.store,

@@ -84,11 +84,13 @@ async def open_gateway(
     in_memory: bool = False,
     store: AbstractAsyncContextManager[Store] | None = None,
     directives: tuple[str, ...] = (),
+    resume_runs: bool = False,
 ) -> AsyncIterator[Gateway]:
     """Open the gateway for the body of the `async with`. Leaving it stops everything in order.
 
     `agent` replaces the configured agent, `database` the configured place, `store` opens another store; with `in_memory` nothing is stored on disk.
-    The demo model also obeys its directives on the platforms in `directives`.
+    The demo model also obeys its directives on the platforms in `directives`. A gateway that serves the API begins interrupted runs again (`resume_runs`); one
+    for a conversation in the terminal leaves them to it.
     """
     config.home.mkdir(mode=0o700, parents=True, exist_ok=True)
     if directives:
@@ -149,7 +151,7 @@ async def open_gateway(
     runtime = Runtime(
         agent=agent or _unassembled,
         store=opened,
-        settings=RuntimeSettings(max_turns=config.limits.concurrent_turns),
+        settings=RuntimeSettings(max_turns=config.limits.concurrent_turns, resume_runs=resume_runs),
         stages=[*tracing, assemble, assembly.stage],
     )
     async with runtime, assembly.open(runtime, brokers[0], ends=boxes[0].end_conversation) as adapters:

@@ -64,6 +64,8 @@ class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
     agent_threads: int = 64
     leaf_threads: int = 64
     event_limit: int = 10_000
+    resume_runs: bool = True
+    """Whether interrupted runs that ask for it are begun again here. A process that does not serve the clients of runs leaves them to one that does."""
     watchdog_seconds: float = 0.1
     """A step of the loop that lasts longer is reported in the log and in the tree; 0 switches the watchdog off."""
 

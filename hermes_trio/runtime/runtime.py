@@ -169,7 +169,8 @@ class Runtime:
                             trio.open_nursery() as turns,
                         ):
                             self._turns = turns
-                            await turns.start(self.stateless.resume_runs)
+                            if self.settings.resume_runs:
+                                await turns.start(self.stateless.resume_runs)
                             await self._run_receivers(opened)
                             await self._wind_down(self.settings.drain_seconds)
                             self._turns = None

@@ -188,6 +188,20 @@ def test_a_run_that_asks_for_it_goes_on_after_the_server_was_killed(tmp_path: Pa
 
 
 @pytest.mark.slow
+def test_a_command_in_the_terminal_leaves_interrupted_runs_to_the_server(tmp_path: Path) -> None:
+    """`hermes-trio run` in the same home after a kill neither executes a run of the API nor ends it with itself; the next server begins it again."""
+    body = {"input": "!sleep 3", "if_interrupted": "resume"}
+    with server_process(tmp_path) as server, client_of(server) as http:
+        run_id = http.post("/v1/runs", json=body).json()["run_id"]
+        server.kill()
+    ran = command(tmp_path, "run", "hello")
+    assert (ran.returncode, "You said: hello" in ran.stdout) == (0, True), ran.stderr
+    with server_process(tmp_path) as server, client_of(server) as http:
+        run = http.get(f"/v1/runs/{run_id}", params={"wait": "settled"}).json()
+        assert (run["status"], run["attempt"]) == ("completed", 2)
+
+
+@pytest.mark.slow
 def test_plain_hypercorn_serves_the_same(tmp_path: Path) -> None:
     """`hypercorn --worker-class trio hermes_trio.asgi:app` serves chats, streams and runs, and ends on SIGTERM."""
     hypercorn = Path(sys.executable).with_name("hypercorn")

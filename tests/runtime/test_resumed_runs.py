@@ -417,6 +417,32 @@ async def test_nodes_share_the_runs_of_a_lost_node(virtual_clock: object) -> Non
         assert work.most <= 6
 
 
+async def test_a_runtime_that_serves_no_clients_of_runs_leaves_them_to_one_that_does(
+    virtual_clock: object, tmp_path: Path
+) -> None:
+    """It releases them, at its start and as a node; its own end is not theirs."""
+    work = Work()
+    path = tmp_path / "state.db"
+    (run_id,) = await _crash(path, work, ["s"])
+    settings = RuntimeSettings(resume_runs=False, watchdog_seconds=0)
+    async with Runtime(agent=work, store=open_store(path, runner=Runner.INLINE), settings=settings) as runtime:
+        await trio.sleep(60)
+        row = await row_of(runtime.store, run_id)  # type: ignore[arg-type]
+        assert (row.owner, row.attempt, len(work.begun)) == ("", 1, 1)
+    async with Runtime(agent=work, store=open_store(path, runner=Runner.INLINE)) as runtime:
+        await trio.sleep(60)
+        assert (await row_of(runtime.store, run_id)).attempt == 2  # type: ignore[arg-type]
+    async with open_nodes(lease_seconds=LEASE) as nodes, nodes.make(work, "terminal", settings=settings):
+        async with nodes.store.shared("crashed", lease_seconds=LEASE) as crashed:
+            await crashed.recover("e9")
+            await _accept(crashed, "s")
+        await trio.sleep(3 * LEASE)
+        assert (await row_of(nodes.store, "run_1")).owner == ""
+        async with nodes.make(work, "server"):
+            await trio.sleep(6)
+            assert work.begun[-1] == ("server", "second")
+
+
 async def _crash(path: Path, work: Work, sessions: Sequence[str]) -> list[str]:
     """Start runs in a server whose store takes nothing any more when it ends; return their ids."""
     faults = StoreFaults()
