@@ -28,6 +28,7 @@ from hermes_trio.runtime.outcome import JobState
 from hermes_trio.runtime.ports import JobFinish, Message, NewReply, NodeRequest, Recovery
 from hermes_trio.store import AlreadyStarted, ApprovalChoice, NewApproval, NewSession, Page
 from hermes_trio.store.errors import ForeignSession, StoreUnavailable
+from hermes_trio.store.postgres import batches
 from hermes_trio.store.postgres.errors import LinkBroken
 from hermes_trio.store.postgres.link import open_link
 from hermes_trio.store.postgres.locks import NODES as LOCK
@@ -347,6 +348,30 @@ async def _change_everything_once(nodes: list[PostgresStore], name: str) -> None
     (row,) = await first.claim_outbox(f"dead {name}")
     assert await first.outbox_dead(row, error="it failed")
     assert (await at_once(nodes, lambda node: node.revive_outbox(row.id))).count(True) == 1
+
+
+async def test_a_session_that_is_released_while_a_turn_is_refused_is_nobody_elses(
+    postgres: PostgresServer, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The holder may be reaped between the statement that finds the session held and the one that looks for its holder: the turn tries again."""
+    async with some_nodes(postgres_url, 2) as (one, two):
+        await one.begin_turn(start(session_id="s", hold=True))
+        await two.create_session(NewSession(id="foreign", source="api", tenant="another"))
+        many = batches.many
+
+        def look(db: Any, sql: str, *given: Any) -> Any:
+            if sql == batches._HOLDERS:
+                release = "UPDATE hermes_trio.sessions SET open_turn = NULL WHERE id = 's'"
+                postgres.execute(release, postgres_url.rpartition("/")[2])
+            return many(db, sql, *given)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(batches, "many", look)
+            with pytest.raises(SessionHeld):
+                await two.begin_turn(start(session_id="s", hold=True))
+            with pytest.raises(ForeignSession):
+                await two.begin_turn(start(session_id="foreign", hold=True))
+        await two.begin_turn(start(session_id="s", hold=True))
 
 
 @pytest.mark.parametrize("how", ["reap", "recover"])

@@ -194,9 +194,9 @@ SELECT place FROM begun UNION ALL SELECT g.place FROM made JOIN given g USING (i
 only takes the lock, and of which nothing was promised, does not open a session again: its end decides."""
 
 _HOLDERS: Final = f"""
-SELECT g.place, s.open_turn FROM {records(_Begun)}
-JOIN sessions s ON s.id = g.id AND s.tenant = g.tenant AND s.owner <> g.owner WHERE g.hold = 1 AND s.open_turn <> ''
+SELECT g.place, coalesce(s.open_turn, '') FROM {records(_Begun)} JOIN sessions s ON s.id = g.id AND s.tenant = g.tenant WHERE g.hold = 1
 """
+"""For beginnings that were refused. The holder may have ended, or been reaped, since then."""
 
 _MAKE_RUNS: Final = f"""
 INSERT INTO runs (run_id, session_id, turn_id, model, tenant, input_preview, idempotency_key, fingerprint, status, created_at, updated_at, owner,
@@ -307,7 +307,8 @@ def begin_turns(db: PostgresDatabase, calls: Sequence[tuple[Any, ...]]) -> list[
             if place in written:
                 continue
             if place in others:
-                refused[place] = SessionHeld(f"turn {others[place]} of another node has session {session!r}")
+                turn = others[place] or "(ended)"
+                refused[place] = SessionHeld(f"turn {turn} of another node has session {session!r}")
             else:
                 refused[place] = ForeignSession(f"there is no session {session!r}")
     _begin_runs(db, [asked[place] for place in places if place in written])
