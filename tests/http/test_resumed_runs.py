@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 import trio
 
+from hermes_trio.runtime.context import SessionContext
+from hermes_trio.runtime.ports import NewRun, Resumption, TurnInput, TurnStart
 from hermes_trio.runtime.turn import Turn
+from hermes_trio.store.sqlite.rows import write
 
 from .gateway import Gateway, eventually, open_gateway
 
@@ -110,6 +113,23 @@ async def test_a_stop_that_was_answered_holds_after_a_crash(tmp_path: Path, by: 
 
 async def _has_begun(work: Work) -> bool:
     return bool(work.begun)
+
+
+async def test_a_run_that_waits_for_its_claim_can_be_stopped(tmp_path: Path) -> None:
+    """The start could not claim it, because the store refused that write: a stop ends it, and a second one finds nothing."""
+    async with open_gateway(path=str(tmp_path / "state.db")) as gateway:
+        store = gateway.core.store
+        context = SessionContext(session_id="s", session_key="api::s")
+        run = NewRun(run_id="run_1", session_id="s", resumable=True)
+        kept = Resumption(context=context, source="api_server", input=TurnInput(text="go"))
+        await store.begin_turn(TurnStart(turn_id="", context=context, source="api_server", run=run, resumption=kept))
+        await store._writer.submit(write, "UPDATE runs SET owner = ''", ())  # type: ignore[attr-defined]
+        answer = await gateway.http.post("/v1/runs/run_1/stop", params={"wait": "true"})
+        assert (answer.status_code, answer.json()["status"]) == (200, "cancelled"), answer.text
+        assert answer.json()["receipt"]["ok"] is True
+        ended = await gateway.ended("run_1")
+        assert (ended["status"], ended["error_code"], ended["attempt"]) == ("cancelled", "stop", 1)
+        assert (await gateway.http.post("/v1/runs/run_1/stop")).status_code == 404
 
 
 async def test_other_runs_fail_as_before(tmp_path: Path) -> None:

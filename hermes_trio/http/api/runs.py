@@ -463,11 +463,17 @@ async def answer_approval(request: Request) -> HandlerResult:
 
 
 async def _stop_elsewhere(request: Request, row: RunRow, cause: Cause, seconds: float) -> StopReceipt:
-    """Stop a run on the node that has it. A resumable one is not begun again from now on; if another node has claimed it before, that one stops it."""
+    """Stop a run on the node that has it. A resumable one is not begun again from now on; if it waited for a claim, that ends it, and if a node has claimed
+    it before, that one stops it."""
     core = request.core
     if row.attempt:
         await core.runtime.stateless.stop_resuming(row.run_id)
+        waited = not row.owner
         row = await core.store.get_run(row.run_id) or row
+        if waited and row.status.terminal:  # no node had it
+            return StopReceipt(target=row.run_id, cause=cause, ok=True, milliseconds=0.0)
+        if (claimed := core.runtime.stateless.runs.find(row.run_id)) is not None:
+            return await claimed.stop_all(cause, seconds)
     while True:
         receipt = await core.runtime.peers.stop_run(row.run_id, row.owner, cause, seconds)
         found = await core.store.get_run(row.run_id) if row.attempt else None
@@ -483,7 +489,8 @@ async def stop_run(request: Request) -> HandlerResult:
     wait = loose_bool(request.query("wait"), False)
     cause = Cause(CancelCause.STOP, f"asked for by key {request.caller.name}"[:200])
     if isinstance(run, RunRow):
-        if not core.shared or (run.status.terminal and not await core.store.root_open(run.run_id)):
+        waits = run.attempt and not run.status.terminal and not run.owner
+        if not (core.shared or waits) or (run.status.terminal and not await core.store.root_open(run.run_id)):
             raise not_found("running run", run.run_id, "run_not_found")
         seconds = STOP_SECONDS if wait else 0.0
         receipt = await _stop_elsewhere(request, run, cause, seconds)
