@@ -115,6 +115,53 @@ async def test_a_failing_verb_takes_nothing_else_with_it(db: Database, worker: W
     assert writer.statistics().commits == 1
 
 
+async def test_verbs_that_keep_failing_double_nobodys_work(db: Database, worker: Worker) -> None:
+    """Only the first batch with a failure runs again; the next ones have savepoints from the start, until no verb of one fails."""
+    statements: list[str] = []
+    runs: list[int] = []
+
+    class Listening:
+        """A connection that notes what it executes."""
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(db, name)
+
+        def execute(self, sql: str, bindings: object = None) -> object:
+            statements.append(sql)
+            return db.execute(sql, bindings)
+
+    def counted(db: Database, number: int) -> None:
+        runs.append(number)
+        put(db, number)
+
+    writer = Writer(Listening(), worker, "w.db", slices=False)  # type: ignore[arg-type]
+
+    async def together(*numbers: int, failing: bool) -> tuple[list[int], int]:
+        """Run one batch: the writer starts it when all are in the queue."""
+        runs.clear()
+        statements.clear()
+        for number in numbers:
+            writer.post(counted, number)
+        if failing:
+            writer.post(put_two_and_fail, 100, 101)
+        await writer.submit(put, numbers[0] + 1000)
+        return runs.copy(), statements.count("SAVEPOINT verb")
+
+    async with trio.open_nursery() as outer:
+        outer.start_soon(writer.run)
+        await trio.testing.wait_all_tasks_blocked()
+        found = [
+            await together(1, 2, failing=True),
+            await together(3, 4, failing=True),
+            await together(5, 6, failing=False),
+            await together(7, 8, failing=False),
+        ]
+        writer.close()
+
+    assert found == [([1, 2, 1, 2], 4), ([3, 4], 4), ([5, 6], 3), ([7, 8], 0)]
+    assert numbers(db) == [*range(1, 9), 1001, 1003, 1005, 1007]
+
+
 async def test_a_verb_in_the_queue_runs_although_its_caller_left(db: Database, worker: Worker) -> None:
     """Cancelling abandons the wait, never the write; cancelled before it is enqueued, it never runs."""
     writer = Writer(db, worker, "w.db", slices=False)

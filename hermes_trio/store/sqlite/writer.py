@@ -2,7 +2,7 @@
 
 Callers enqueue a verb (a plain function of the connection) and park. The writer runs everything that is queued in one transaction, commits once, and
 only then wakes the callers. A failing verb fails the attempt: its transaction is rolled back, and all verbs of it run again, each in a savepoint of its own.
-Without a savepoint SQLite copies no page before a change of it, which is a twentieth of a turn.
+So do those of the next batch. Without a savepoint SQLite copies no page before a change of it, which is a twentieth of a turn.
 A verb that is in the queue always runs: cancelling its caller abandons the wait, never the write. A caller that is alone need not queue: it
 does what the writer would do, in its own task.
 
@@ -205,6 +205,8 @@ class Writer:
         self._at_once: bool = at_once
         self._was_lone: bool = False
         """Whether the last batch had one verb, so that a caller need not wait for others to share a transaction with."""
+        self._wary: bool = False
+        """Whether a verb of the last batch failed: then the next one opens savepoints at once. Verbs that always fail must not double the work of all."""
         self._queue: deque[_Call] = deque()
         self._room: trio.lowlevel.ParkingLot = trio.lowlevel.ParkingLot()
         self._sleeper: trio.lowlevel.Task | None = None
@@ -395,17 +397,19 @@ class Writer:
     async def _light_batch(self) -> list[_Call]:
         """Run the next verbs in one transaction. If one of them fails, run them again and the rest, with a savepoint around each."""
         calls: list[_Call] = []
-        failed = False
+        again = False
         try:
             try:
-                await self._run_each(self._take(calls), self._run)
+                await self._run_each(self._take(calls), self._attempt if self._wary else self._run)
             except Exception:
-                if not calls:
+                if not calls or self._wary:
                     raise
-                failed = True
-            if failed:
+                self._wary = again = True
+            if again:
                 await self._do(self._roll_back)
                 await self._run_each(chain(calls.copy(), self._take(calls)), self._attempt)
+            if self._wary:
+                self._wary = any(call.error is not None for call in calls)
             if not self._db.in_transaction:
                 raise StoreError(f"{self._path}: the transaction was rolled back; nothing was written")
             await self._do(self._commit)
