@@ -120,7 +120,8 @@ class Ends:
         until = waits.begin()
         error: Exception | None = None
         try:
-            with _shield(until) if scope is None else _Borrowed(scope, until):
+            # A scope that is cancelled already, as by a deadline that came before this call, would cut the write.
+            with _shield(until) if scope is None or scope.cancel_called else _Borrowed(scope, until):
                 try:
                     end.value = await end.write()
                 except Exception as raised:

@@ -13,6 +13,7 @@ import trio
 import trio.testing
 
 from hermes_trio import (
+    Budget,
     CancelCause,
     Cause,
     Job,
@@ -475,3 +476,22 @@ async def test_a_job_that_is_stopped_before_it_has_started_is_refused() -> None:
             await runtime.supervisor.start_watched(fake_job(0), owner, runtime.channel)
         await trio.sleep(300)
         assert await store.backlog() == {"inbox": 0, "outbox": 0, "approvals": 0, "runs": 0, "jobs": 0}
+
+
+async def test_a_deadline_during_the_rows_of_threads_does_not_cut_the_commit(caplog: pytest.LogCaptureFixture) -> None:
+    """The end waits for the row of a thread; the turn's deadline passes meanwhile. The end is written at once afterwards, and not reported as refused."""
+    thread_ends = trio.Event()
+    faults = StoreFaults()
+    faults.slow("start_job", seconds=5)
+
+    async def leaves_a_thread(turn: Turn) -> str:
+        turn.core.supervisor.adopt_thread("deaf", turn.owner, thread_ends)
+        return "done"
+
+    async with Runtime(agent=leaves_a_thread, store=faults.around(open_store(None))) as runtime:
+        outcome = await runtime.run_turn("hi", SessionContext(session_id="s"), budget=Budget(seconds=1))
+        assert (outcome.text, outcome.committed) == ("done", True)
+        assert trio.current_time() == pytest.approx(5)
+        assert [line for line in caplog.messages if "could not write" in line] == []
+        assert faults.calls["finish_turn"] == 1
+        thread_ends.set()
