@@ -65,7 +65,7 @@ async def answer(turn: Turn) -> Reply:
 
 
 @asynccontextmanager
-async def filled(path: Path, sessions: int, **settings: int) -> AsyncIterator[Runtime]:
+async def filled(path: Path, sessions: int, **settings: Any) -> AsyncIterator[Runtime]:
     """Open a runtime on a durable store with this many sessions. They are not indexed for search, which would be measured, too."""
     async with open_store(path, maintenance=False):
         pass
