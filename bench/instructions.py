@@ -1,9 +1,9 @@
 """Count the instructions of one turn in two checkouts: `make bench-instructions BEFORE=path`, with the store in memory, in a file, and behind the server.
 
-Times on a shared machine differ by a third from minute to minute; the number of instructions differs by less: by a twentieth in memory, and
-more with a store in a file, where it depends on how many turns share a commit. Compare on an idle machine only. They are counted by valgrind, which runs a
-program some fifty times slower. Each process runs twice, with fewer and with more turns: the difference is what the turns cost, without the start of the process.
-A cache that works better or a disk that waits is not seen: `make bench-compare` measures time.
+Times on a shared machine differ by a third from minute to minute; the number of instructions differs by less: by a twentieth in memory, and more with
+a store in a file, where it depends on how many turns share a commit. Compare on an idle machine only. They are counted by valgrind, which runs a
+program some fifty times slower. Each process runs twice, with fewer and with more turns: the difference is what the turns cost, without the start of
+the process. A cache that works better or a disk that waits is not seen: `make bench-compare` measures time.
 """
 
 from __future__ import annotations
