@@ -180,7 +180,7 @@ async def test_a_background_response_is_made_once_for_each_idempotency_key() -> 
 
 
 async def test_a_response_whose_beginning_has_a_lost_answer_is_in_progress(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its run is only a row until the store has repeated its answer: a repetition of the request finds it, and does not say that it has failed."""
+    """Its run is only a row until the store has repeated its answer: a repetition finds it, does not say that it has failed, and can wait for it."""
     agent = Slow()
     lost, again = trio.Event(), trio.Event()
 
@@ -205,17 +205,24 @@ async def test_a_response_whose_beginning_has_a_lost_answer_is_in_progress(monke
             body = {"input": "x", "background": True}
             answers.append(await gateway.http.post("/v1/responses", json=body, headers={"Idempotency-Key": "k"}))
 
+        statuses: list[str] = []
+
+        async def wait_for(run_id: str) -> None:
+            statuses.append((await gateway.ended(run_id, "ended"))["status"])
+
         async with trio.open_nursery() as nursery:
             nursery.start_soon(ask)
             await lost.wait()
             await ask()
+            [repeated] = [answer for answer in answers if answer.is_success]
+            assert repeated.json()["status"] == "in_progress"
+            nursery.start_soon(wait_for, repeated.headers["x-hermes-run-id"])
+            await gateway.http.get(f"/v1/runs/{repeated.headers['x-hermes-run-id']}")
             again.set()
-        unknown, repeated = sorted(answers, key=lambda answer: answer.is_success)
-        assert unknown.status_code >= 500
-        assert repeated.json()["status"] == "in_progress"
-        agent.go.set()
-        await gateway.ended(repeated.headers["x-hermes-run-id"])
+            agent.go.set()
+        assert [answer.is_success for answer in answers].count(False) == 1
         assert agent.ended == ["done"]
+        assert statuses == ["completed"]
 
 
 async def test_a_response_that_did_not_begin_is_removed_though_that_fails_at_first(

@@ -6,8 +6,9 @@ from collections import Counter
 
 import pytest
 import trio
+from trio._core._instrumentation import Instruments
 
-from hermes_trio.testing.simulation import Program, Step, World, WorldSettings, run_program
+from hermes_trio.testing.simulation import Program, Step, World, WorldSettings, boundary, run_program
 
 
 class Steps(trio.abc.Instrument):
@@ -30,6 +31,7 @@ def test_the_reader_of_a_quiet_process_sleeps(monkeypatch: pytest.MonkeyPatch) -
         await live(self, after)  # pyright: ignore[reportArgumentType]
 
     monkeypatch.setattr(World, "_live", counted)
+    monkeypatch.setattr(boundary, "_NoInstruments", Instruments)
     program = Program(1, 30, (Step(5.0, "write", 0, 1, "bg 120"),))
     result = run_program(program, WorldSettings(cron="", calm_seconds=200))
     assert result.violations == ()

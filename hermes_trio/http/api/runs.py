@@ -229,8 +229,8 @@ async def _asked(request: Request, run_id: str) -> list[PendingApproval]:
     return [PendingApproval(**describe(approval)) for approval in await request.core.approvals.pending(run_id)]
 
 
-async def _wait_elsewhere(request: Request, row: RunRow, *, settled: bool) -> RunRow:
-    """Return the row of a run on another node, when it has ended, or settled."""
+async def _wait_for_row(request: Request, row: RunRow, *, settled: bool) -> RunRow:
+    """Return the row of a run when it has ended, or settled: one on another node, or one that is stored and has not begun here."""
     store = request.core.store
     while True:
         woken = trio.Event()
@@ -350,8 +350,8 @@ async def get_run(request: Request) -> HandlerResult:
         with trio.move_on_after(seconds):
             if isinstance(run, Run):
                 await (run.ended if wait == "ended" else run.settled).wait()
-            elif request.core.shared:
-                await _wait_elsewhere(request, run, settled=wait == "settled")
+            elif request.core.shared or not run.status.terminal:
+                await _wait_for_row(request, run, settled=wait == "settled")
         if isinstance(run, RunRow):
             run = await find_run(request)
     return Response.of(await _describe(request, run))
@@ -497,7 +497,7 @@ async def stop_run(request: Request) -> HandlerResult:
         if not wait:
             return Response.of(StopAnswer(run.run_id, "stopping"))
         with trio.move_on_after(1.0):
-            await _wait_elsewhere(request, run, settled=False)
+            await _wait_for_row(request, run, settled=False)
         found = await core.store.get_run(run.run_id) or run
         return Response.of(StopAnswer(run.run_id, found.status.value, receipt.as_dict()))
     jobs = run.jobs()
