@@ -20,8 +20,6 @@ from hermes_trio.http.errors import ApiError
 from hermes_trio.http.server import ASGIApp, Receive, Scope, Send, bound_stock_sends, with_fixes
 from hermes_trio.logs import configure_logging
 
-__all__ = ["app"]
-
 logger: Final = logging.getLogger("hermes_trio.asgi")
 
 CRASHED: Final = 70

@@ -14,8 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-__all__ = ["main", "plain_serve"]
-
 _OPTIONS: Final[dict[str, Callable[[str], Any]]] = {"host": str, "port": int, "home": Path, "config": Path}
 
 INTERRUPTED: Final = 130

@@ -19,8 +19,6 @@ from hermes_trio.base.settings import SettingsError, explain, near
 from hermes_trio.http.settings import KEY_FILE, Limits, ServerSettings
 from hermes_trio.tracing.settings import TracingSettings
 
-__all__ = ["Config", "ConfigError", "LogSettings", "default_home", "load_config", "loose_modes"]
-
 CONFIG_NAME: Final = "config.toml"
 DATABASE_NAME: Final = "state.db"
 STORE_VARIABLE: Final = "HERMES_STORE_URL"

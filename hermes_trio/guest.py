@@ -34,8 +34,6 @@ from hermes_trio.runtime.stop_receipt import StopReceipt
 from hermes_trio.runtime.tree import EMPTY_CONTEXT
 from hermes_trio.runtime.turn import EventSink, Turn, TurnHooks
 
-__all__ = ["AsyncioRuntime"]
-
 logger: Final = logging.getLogger("hermes_trio.guest")
 
 T = TypeVar("T")

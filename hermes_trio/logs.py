@@ -17,8 +17,6 @@ import msgspec
 from hermes_trio.base.redaction import Redactor, shown
 from hermes_trio.runtime.context import current_binding
 
-__all__ = ["EntryFormatter", "add_identity", "configure_logging"]
-
 _NOT_FIELDS: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 """The attributes of every log record. All others are fields that the caller gave."""
 _OWN: Final = frozenset({"event", "timestamp", "level", "logger", "exception", "stack"})

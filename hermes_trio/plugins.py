@@ -16,17 +16,6 @@ from hermes_trio.base.settings import SettingsError, near
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint, EntryPoints
 
-__all__ = [
-    "ADAPTERS",
-    "PROVIDERS",
-    "TOOLS",
-    "PluginProblem",
-    "build_plugin",
-    "installed_plugins",
-    "load_plugin",
-    "load_tools",
-]
-
 TOOLS: Final = "hermes_trio.tools"
 """Each entry is a tool, or a list or tuple of tools. Named in `plugins.tools`."""
 

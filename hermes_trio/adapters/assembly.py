@@ -32,16 +32,6 @@ if TYPE_CHECKING:
 
 # Adapters are imported by name, or where they are built, so that unused ones do not slow down the start.
 
-__all__ = [
-    "CHAT_PLATFORMS",
-    "AdapterAssembly",
-    "OpenAdapters",
-    "build_assembly",
-    "build_chat_platform",
-    "github_platform",
-]
-
-
 CHAT_PLATFORMS: Final = {"telegram": "TELEGRAM_BOT_TOKEN", "discord": "DISCORD_BOT_TOKEN", "slack": "SLACK_BOT_TOKEN"}
 """The chat platforms, and the environment variable that enables each without a table in the configuration."""
 

@@ -19,8 +19,6 @@ from hermes_trio.messaging.errors import Redaction
 
 from .wire.http import HttpLink, PlatformResponse
 
-__all__ = ["GithubComments"]
-
 API: Final = "https://api.github.com"
 LIMIT: Final = 65_000
 """GitHub accepts 65536 characters; some are reserved for the numbering of parts."""

@@ -24,8 +24,6 @@ from hermes_trio.store.errors import StoreError
 from hermes_trio.store.ports import ApprovalStore
 from hermes_trio.store.records import ApprovalChoice, ApprovalRow, ApprovalState, NewApproval, Page, tenant_grantee
 
-__all__ = ["ApprovalResult", "Approvals", "Question", "approval_scope", "grantee_of", "visible"]
-
 logger: Final = logging.getLogger("hermes_trio.agent.approvals")
 
 DEFAULT_SECONDS: Final = 60.0

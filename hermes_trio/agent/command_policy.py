@@ -24,8 +24,6 @@ from hermes_trio.store.records import ApprovalChoice
 from .approvals import ApprovalResult, Approvals, Question, visible
 from .model import Model, ModelError, ModelRequest, collect
 
-__all__ = ["ApprovalSettings", "CommandPolicy", "Decision", "Mode", "ModelReviewer", "Review", "load_guard"]
-
 logger: Final = logging.getLogger("hermes_trio.agent.command_policy")
 
 THREAD_ABOVE: Final = 4_000

@@ -17,16 +17,6 @@ from hermes_trio.runtime.tree import working
 
 from .model import Model, ModelError, ModelRequest, ToolSpec, collect
 
-__all__ = [
-    "CHARACTERS_PER_TOKEN",
-    "Compacted",
-    "HistoryStore",
-    "compact",
-    "estimate_tokens",
-    "split_for_compaction",
-    "trim_results",
-]
-
 logger: Final = logging.getLogger("hermes_trio.agent.compaction")
 
 CHARACTERS_PER_TOKEN: Final = 4

@@ -43,8 +43,6 @@ from .model import (
 )
 from .tool import Tool, ToolSource, error_result, partial_result, usage_of_tools
 
-__all__ = ["HANDED_OVER", "AgentSettings", "ModelAgent", "Routes", "open_calls", "with_results"]
-
 logger: Final = logging.getLogger("hermes_trio.agent")
 
 DEFAULT_PROMPT: Final = (

@@ -20,29 +20,6 @@ from hermes_trio.base.redaction import redact
 from hermes_trio.runtime.outcome import Usage
 from hermes_trio.runtime.ports import Message, ToolCall, TurnInput
 
-__all__ = [
-    "DEFAULT_CONTEXT_WINDOW",
-    "NO_OPTIONS",
-    "ONE_CALL",
-    "Finished",
-    "Model",
-    "ModelAnswer",
-    "ModelError",
-    "ModelErrorKind",
-    "ModelEvent",
-    "ModelOptions",
-    "ModelRequest",
-    "ModelStream",
-    "ReasoningDelta",
-    "TextDelta",
-    "ToolCallReady",
-    "ToolChoice",
-    "ToolSpec",
-    "TurnOptions",
-    "collect",
-    "options_of",
-]
-
 DEFAULT_CONTEXT_WINDOW: Final = 128_000
 """The context window, in tokens, of a model whose own is not known."""
 

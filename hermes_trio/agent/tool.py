@@ -17,8 +17,6 @@ from hermes_trio.runtime.turn import Turn
 
 from .model import ToolSpec
 
-__all__ = ["Tool", "ToolSource", "add_usage", "error_result", "keep_partial_result", "partial_result", "usage_of_tools"]
-
 
 @runtime_checkable
 class Tool(Protocol):

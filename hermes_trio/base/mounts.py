@@ -10,17 +10,6 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-__all__ = [
-    "Mount",
-    "MountCaller",
-    "MountFile",
-    "MountProblem",
-    "MountRequest",
-    "MountResponse",
-    "MountSend",
-    "MountStream",
-]
-
 MountSend: TypeAlias = Callable[[bytes], Awaitable[None]]
 """Sends some bytes of a streamed answer. Cancelling it means that the client has disconnected."""
 

@@ -11,8 +11,6 @@ import re
 from collections.abc import Iterable, MutableMapping
 from typing import Any, Final, final
 
-__all__ = ["HIDDEN", "Redactor", "Secret", "hide_credentials", "redact", "shown"]
-
 HIDDEN: Final = "[hidden]"
 
 _SECRET_KEYS: Final = frozenset({"key", "api_key", "token", "password", "secret", "authorization"})

@@ -7,8 +7,6 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-__all__ = ["DAY", "Retention", "age_limit"]
-
 DAY: Final = 86_400.0
 """Seconds of a day."""
 

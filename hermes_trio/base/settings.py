@@ -12,8 +12,6 @@ from typing import Annotated, Any, Final, Literal, TypeVar, cast
 import msgspec
 from msgspec import Meta
 
-__all__ = ["SettingsError", "explain", "near", "read_settings"]
-
 S = TypeVar("S", bound=msgspec.Struct)
 
 _PLACE: Final = re.compile(r"^(?P<problem>.*?)(?: - at `\$\.?(?P<place>[^`]*)`)?$", re.DOTALL)

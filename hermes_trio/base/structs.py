@@ -9,8 +9,6 @@ from typing import Any, ClassVar
 
 import msgspec
 
-__all__ = ["RedactedStruct"]
-
 
 class RedactedStruct(msgspec.Struct, frozen=True):
     """A value whose repr leaves out the fields in `hidden`: secrets, and what would fill pages."""

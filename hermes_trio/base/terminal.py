@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["clean", "clean_lines"]
-
 _JOINERS: Final = "\u200c\u200d"
 """They control nothing, and some scripts and emoji need them."""
 

@@ -10,8 +10,6 @@ from cyclopts import Parameter
 from hermes_trio import __version__
 from hermes_trio.commands.options import ConfigOption, HomeOption
 
-__all__ = ["app"]
-
 app: Final = cyclopts.App(
     name="hermes-trio",
     help="A self-hosted gateway for LLM agents: an OpenAI-compatible API, chat platforms, webhooks and cron in front of one agent runtime.",

@@ -32,8 +32,6 @@ from hermes_trio.store.records import (
     SessionRow,
 )
 
-__all__ = ["CronClient", "bring_conversation", "open_cron", "open_rows"]
-
 T = TypeVar("T")
 
 RECENT: Final = 20

@@ -10,8 +10,8 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from hermes_trio.base.terminal import clean
 from hermes_trio.commands.options import ConfigOption, HomeOption
-from hermes_trio.commands.output import clean
 from hermes_trio.commands.sessions import JsonOption, print_json, read_config, shown_bytes, store_path
 from hermes_trio.config import Config, loose_modes
 from hermes_trio.store.backend import is_address, require_postgres
@@ -22,8 +22,6 @@ from hermes_trio.tools.warden import JobGroups, probe_protections
 
 if TYPE_CHECKING:
     from hermes_trio.store.postgres.doctor import DatabaseDiagnosis
-
-__all__ = ["doctor", "mount"]
 
 
 def mount(app: cyclopts.App) -> None:

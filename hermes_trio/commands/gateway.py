@@ -24,8 +24,6 @@ from hermes_trio.commands.output import say, say_json
 from hermes_trio.config import Config, load_config
 from hermes_trio.store import Page
 
-__all__ = ["chat", "cron", "grants", "inbox", "outbox", "pairing", "run"]
-
 cron: Final = cyclopts.App(
     name="cron", help="Create, list, pause, resume, run and delete scheduled jobs.", backend="trio"
 )

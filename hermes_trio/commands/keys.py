@@ -26,8 +26,6 @@ from hermes_trio.store import ApiKey, StoreInUse
 from hermes_trio.store.backend import open_backend
 from hermes_trio.store.ports import KeyStore
 
-__all__ = ["KeyClient", "keys", "open_keys"]
-
 keys: Final = cyclopts.App(name="keys", help="Create, list and revoke API keys. Only their hashes are stored.")
 
 Scope = Literal["chat", "runs", "sessions", "admin"]

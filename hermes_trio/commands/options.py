@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from hermes_trio.config import Config
 
-__all__ = ["CommandFailed", "ConfigOption", "HomeOption", "server_client", "server_url", "unanswered"]
-
 HomeOption = Annotated[Path | None, Parameter(help="The home directory; default: HERMES_HOME, else ~/.hermes-trio.")]
 ConfigOption = Annotated[
     Path | None, Parameter(help="The configuration file; default: config.toml in the home directory.")

@@ -7,9 +7,7 @@ from typing import Any
 
 import msgspec
 
-from hermes_trio.base.terminal import clean, clean_lines
-
-__all__ = ["clean", "clean_lines", "say", "say_json"]
+from hermes_trio.base.terminal import clean_lines
 
 
 def say(text: str = "") -> None:

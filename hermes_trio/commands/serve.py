@@ -28,8 +28,6 @@ from hermes_trio.store.backend import address_passwords
 from hermes_trio.tools.warden.custody import claim_children
 from hermes_trio.tools.warden.daemon import prctl
 
-__all__ = ["serve", "start_lines"]
-
 logger: Final = logging.getLogger("hermes_trio.serve")
 
 LINK_SECONDS: Final = 3600.0

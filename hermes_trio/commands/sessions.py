@@ -21,8 +21,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from hermes_trio.base.terminal import clean
 from hermes_trio.commands.options import ConfigOption, HomeOption
-from hermes_trio.commands.output import clean, clean_lines, say, say_json
+from hermes_trio.commands.output import clean_lines, say, say_json
 from hermes_trio.config import Config, load_config
 from hermes_trio.store import (
     Page,
@@ -39,8 +40,6 @@ from hermes_trio.store import (
 from hermes_trio.store.backend import is_address, open_blocking, require_postgres
 from hermes_trio.store.records import SessionRow
 from hermes_trio.store.sqlite.backup import back_up
-
-__all__ = ["backup", "mount", "sessions"]
 
 sessions: Final = cyclopts.App(name="sessions", help="List, show, search, end, delete and export sessions.")
 

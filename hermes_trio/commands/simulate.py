@@ -18,8 +18,6 @@ from hermes_trio.commands.options import CommandFailed
 if TYPE_CHECKING:
     from hermes_trio.testing.simulation import SeedOptions, SimulationReport
 
-__all__ = ["simulate"]
-
 BAR: Final = 30
 SEEDS: Final = 100
 SHOWN_FAILURES: Final = 5

@@ -16,8 +16,6 @@ from hermes_trio.commands.output import say
 from hermes_trio.config import load_config
 from hermes_trio.store.backend import require_postgres
 
-__all__ = ["store"]
-
 store: Final = cyclopts.App(
     name="store", help="Create, migrate and check a store in PostgreSQL; copy a SQLite store into it or back."
 )

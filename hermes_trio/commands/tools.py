@@ -14,8 +14,6 @@ from hermes_trio.commands.options import CommandFailed, ConfigOption, HomeOption
 from hermes_trio.commands.output import say
 from hermes_trio.config import Config, load_config
 
-__all__ = ["mcp_health", "tools"]
-
 ASKING_SECONDS: Final = 5.0
 DESCRIPTION: Final = 90
 

@@ -20,12 +20,10 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from hermes_trio.base.terminal import clean
 from hermes_trio.net.sse import EventReader
 
-from .output import clean
 from .tree import duration, warning_of
-
-__all__ = ["TreeCopy", "cluster_line", "run_top"]
 
 FRAME_SECONDS: Final = 0.25
 ARMED_SECONDS: Final = 4.0

@@ -17,11 +17,10 @@ import httpx2
 import msgspec
 from cyclopts import Parameter
 
+from hermes_trio.base.terminal import clean
 from hermes_trio.commands.options import CommandFailed, ConfigOption, HomeOption, server_client
-from hermes_trio.commands.output import clean, say, say_json
+from hermes_trio.commands.output import say, say_json
 from hermes_trio.config import load_config
-
-__all__ = ["console", "open_server_client", "top", "tree"]
 
 STUCK_SECONDS: Final = 60.0
 """The age after which an inbox row counts as stuck."""

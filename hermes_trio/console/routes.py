@@ -19,8 +19,6 @@ from hermes_trio.http.requests import HandlerResult, Request, Response
 from hermes_trio.http.routing import Route
 from hermes_trio.http.signin import SESSION_SECONDS, BrowserSession, set_cookie
 
-__all__ = ["console_routes"]
-
 POLICY: Final = (
     b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; font-src 'self';"
     b" base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"

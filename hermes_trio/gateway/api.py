@@ -30,8 +30,6 @@ from hermes_trio.store.ports import Store
 from .gateway import Gateway, open_gateway
 from .mounts import route_of
 
-__all__ = ["ApiGateway", "model_entries", "open_api_gateway"]
-
 
 class ApiGateway(msgspec.Struct, frozen=True, kw_only=True):
     """A gateway and its ASGI application."""

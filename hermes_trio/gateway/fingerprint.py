@@ -17,8 +17,6 @@ from hermes_trio.adapters.assembly import CHAT_PLATFORMS
 from hermes_trio.base.redaction import HIDDEN, hide_credentials
 from hermes_trio.config import Config
 
-__all__ = ["SHARED_SECTIONS", "configuration_fingerprint", "shared_settings"]
-
 SHARED_SECTIONS: Final = (
     "agent", "approvals", "cron", "limits", "mcp", "models", "plugins", "retention", "tools", "webhook", *CHAT_PLATFORMS,
 )  # fmt: skip

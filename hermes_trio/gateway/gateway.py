@@ -40,8 +40,6 @@ from hermes_trio.tracing.stage import configured_tracing
 
 from .fingerprint import configuration_fingerprint
 
-__all__ = ["Gateway", "build_agent", "open_gateway"]
-
 
 class Gateway(msgspec.Struct, frozen=True, kw_only=True):
     """The open gateway: the runtime and its parts."""

@@ -16,17 +16,6 @@ from hermes_trio.config import Config
 from hermes_trio.http.app import unavailable_app
 from hermes_trio.http.server import ServerConfig, serve
 
-__all__ = [
-    "CONFIGURED",
-    "AddressUnusable",
-    "Listening",
-    "UnavailableServer",
-    "address_of",
-    "bind_address",
-    "bind_for_workers",
-    "kept_open",
-]
-
 BACKLOG: Final = 1024
 
 _DESCRIPTOR: Final = "fd://"

@@ -20,8 +20,6 @@ from hermes_trio.http.requests import EventStream, HandlerResult, Request, Respo
 from hermes_trio.http.routing import Route
 from hermes_trio.http.streams import StreamWriter
 
-__all__ = ["route_of"]
-
 
 def route_of(mount: Mount) -> Route:
     """Return the route of an address for callers with a key. The adapter receives the principal, never a credential."""

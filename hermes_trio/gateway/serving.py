@@ -31,8 +31,6 @@ from hermes_trio.store.ports import Store
 from .api import ApiGateway, open_api_gateway
 from .listening import CONFIGURED, AddressUnusable, Listening, UnavailableServer, address_of, kept_open
 
-__all__ = ["Serving", "open_server", "run_server", "settle_heap"]
-
 logger: Final = logging.getLogger("hermes_trio.gateway.serving")
 
 JOIN_PAUSE: Final = 1.0

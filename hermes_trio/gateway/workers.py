@@ -21,8 +21,6 @@ from typing import Any, Final
 import msgspec
 import trio
 
-__all__ = ["WorkerLink", "WorkerPool", "merged_report", "worker_command"]
-
 logger: Final = logging.getLogger("hermes_trio.gateway.workers")
 
 VARIABLE: Final = "HERMES_TRIO_WORKER"

@@ -31,8 +31,6 @@ from .syntax import (
 )
 from .word_reader import MAX_NESTING, TEXT_RUN, StepsLeft, TooDeep, Unreadable, WordReader
 
-__all__ = ["Reader", "TooDeep", "Unreadable"]
-
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?=|\[)")
 _REDIRECT = re.compile(r"([0-9]+|\{[A-Za-z_][A-Za-z0-9_]*\})?(<<<|<<-|<<|<>|<&|>>|>\||>&|<(?!\()|>(?!\())|(&>>|&>)")

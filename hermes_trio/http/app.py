@@ -56,8 +56,6 @@ from .streams import StreamWriter
 if TYPE_CHECKING:
     from hermes_trio.http.server import FixedQuartTrio
 
-__all__ = ["ApiApp", "make_app", "standard_routes", "unavailable_app"]
-
 logger: Final = logging.getLogger("hermes_trio.http")
 
 T = TypeVar("T")

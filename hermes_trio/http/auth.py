@@ -31,20 +31,6 @@ from .errors import ApiError
 from .requests import Request
 from .settings import KEY_FILE
 
-__all__ = [
-    "ADMIN",
-    "AdminKey",
-    "Keyring",
-    "Principal",
-    "RequiredScope",
-    "UnsafeKey",
-    "admin_key",
-    "is_loopback",
-    "keep_key",
-    "new_key",
-    "no_longer_valid",
-]
-
 logger: Final = logging.getLogger("hermes_trio.http.auth")
 
 MINIMUM_LENGTH: Final = 16

@@ -16,8 +16,6 @@ from .errors import NOT_AGAIN, ApiError
 from .idempotency import fingerprint_of
 from .requests import Request
 
-__all__ = ["note_disconnect", "refuse_retry"]
-
 ROUTE: Final = "turns whose client left"
 REMEMBERED_SECONDS: Final = 3600.0
 

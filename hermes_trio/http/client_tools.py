@@ -14,16 +14,6 @@ from hermes_trio.runtime.ports import Message, ToolCall
 
 from .errors import ApiError
 
-__all__ = [
-    "MOST_TOOLS",
-    "chat_choice",
-    "chat_tool_calls",
-    "chat_tools",
-    "function_tools",
-    "response_choice",
-    "split_results",
-]
-
 MOST_TOOLS: Final = 128
 _TOOL_NAME: Final = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 """The names of tools that model providers accept, and a little more."""

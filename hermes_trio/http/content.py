@@ -10,8 +10,6 @@ from typing import Any, Final, cast
 
 from .errors import ApiError
 
-__all__ = ["TEXT_LENGTH", "Content", "flat_text", "has_content", "normalise", "text_of"]
-
 Content = str | list[dict[str, Any]]
 
 TEXT_LENGTH: Final = 65_536

@@ -39,8 +39,6 @@ from .settings import Limits, ServerSettings
 from .signin import SharedSignIn, SignIn
 from .turns import ApiTurns
 
-__all__ = ["ApiCore", "ApiServices", "ApiSettings", "CronPort", "DrainProof", "ModelEntry", "RuntimePort"]
-
 
 class DrainProof(Protocol):
     """The report of a finished drain."""

@@ -23,18 +23,6 @@ from hermes_trio.store import (
     UnknownSession,
 )
 
-__all__ = [
-    "NOT_AGAIN",
-    "ApiError",
-    "anthropic_error_type",
-    "body_too_large",
-    "invalid_body",
-    "not_found",
-    "redact_text",
-    "retry_after",
-    "translate",
-]
-
 _KINDS: Final[Mapping[int, str]] = {429: "rate_limit_error"}
 _PATH: Final = re.compile(r" - at `(?P<path>[^`]*)`$")
 _MISSING: Final = re.compile(r"^Object missing required field `(?P<field>.*)`$")

@@ -16,8 +16,6 @@ from .metrics import BUCKETS, Metrics
 if TYPE_CHECKING:
     from .core import ApiCore
 
-__all__ = ["exposition_of"]
-
 _BOUNDS: Final = (*(str(float(bucket)) for bucket in BUCKETS), "+Inf")
 
 

@@ -9,8 +9,6 @@ from hermes_trio.http.server import HeaderBlock
 
 from .requests import HeaderPairs
 
-__all__ = ["SECURITY", "Cors", "with_security"]
-
 SECURITY: Final = (
     (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
     (b"permissions-policy", b"camera=(), microphone=(), geolocation=()"),

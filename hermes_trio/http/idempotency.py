@@ -19,8 +19,6 @@ from hermes_trio.store import IdempotencyConflict, IdempotentReply
 
 from .requests import Response
 
-__all__ = ["IdempotentReplies", "IdempotentUse", "ReplyStore", "fingerprint_of"]
-
 
 class ReplyStore(Protocol):
     """The verbs of the store that this needs."""

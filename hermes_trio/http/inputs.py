@@ -9,19 +9,6 @@ from hermes_trio.store import Page
 from .errors import ApiError
 from .requests import Request
 
-__all__ = [
-    "check_length",
-    "detaches",
-    "idempotency_key",
-    "is_reserved_id",
-    "loose_bool",
-    "page_of",
-    "path_safe_id",
-    "session_id_header",
-    "session_key_header",
-    "whole_number",
-]
-
 PAGE: Final = 50
 LARGEST_PAGE: Final = 200
 

@@ -15,8 +15,6 @@ from hermes_trio.runtime.shares import SharedSpending
 
 from .errors import ApiError, retry_after
 
-__all__ = ["RateLimiter", "ReaderLimit"]
-
 KEYS_REMEMBERED: Final = 10_000
 """The number of rate-limited callers that are remembered, LRU; a dropped one starts with a full bucket."""
 

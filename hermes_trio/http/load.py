@@ -18,8 +18,6 @@ from hermes_trio.runtime.threads import virtual_clock_of
 if TYPE_CHECKING:
     from .core import ApiCore
 
-__all__ = ["LoadHistory", "LoadSample", "sample_load"]
-
 EVERY_SECONDS: Final = 2.0
 KEPT: Final = 180
 STORE_EVERY: Final = 5

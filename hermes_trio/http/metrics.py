@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from .core import ApiCore
 
-__all__ = ["BUCKETS", "CONTENT_TYPE", "Metrics"]
-
 CONTENT_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
 
 BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)

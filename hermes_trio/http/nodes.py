@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from .auth import Principal
     from .core import ApiCore
 
-__all__ = ["NodeBody", "node_bodies", "still_answers"]
-
 ANSWERS: Final = 0.5
 """The part of its lease that a node that answers has left: it renews the lease three times in that time."""
 

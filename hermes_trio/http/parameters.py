@@ -17,21 +17,6 @@ from hermes_trio.http.server import InvalidJSON, decode_json
 from .errors import ApiError
 from .requests import Request
 
-__all__ = [
-    "CHAT_PARAMETERS",
-    "MESSAGES_PARAMETERS",
-    "RESPONSES_PARAMETERS",
-    "ParameterClass",
-    "RequestParameter",
-    "check_parameters",
-    "format_option",
-    "number_option",
-    "read_plain_or_full",
-    "stop_option",
-    "whole_option",
-    "word_option",
-]
-
 T = TypeVar("T", bound=msgspec.Struct)
 
 MOST_STOPS: Final = 16

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from .core import ApiCore
     from .routing import Route
 
-__all__ = ["PASSED", "make_quart"]
-
 logger: Final = logging.getLogger("hermes_trio.http")
 
 PASSED: Final = (HTTPException,)

@@ -33,8 +33,6 @@ from .streams import STREAM_TYPE, StreamWriter
 if TYPE_CHECKING:
     from .core import ApiCore
 
-__all__ = ["HostGone", "Relay", "RelayingApp"]
-
 logger: Final = logging.getLogger("hermes_trio.http.relay")
 
 HANDLE: Final = "http"

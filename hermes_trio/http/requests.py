@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from .core import ApiCore
     from .streams import StreamWriter
 
-__all__ = ["EventStream", "Handler", "HandlerResult", "HeaderPairs", "Request", "Response", "encode_json"]
-
 T = TypeVar("T")
 
 HeaderPairs: TypeAlias = Iterable[tuple[bytes, bytes]]

@@ -15,8 +15,6 @@ import msgspec
 from .auth import RequiredScope
 from .requests import Handler
 
-__all__ = ["Route", "RouteParameter", "match_direct"]
-
 _PLACEHOLDER: Final = re.compile(r"\{(\w+)\}")
 
 

@@ -12,21 +12,6 @@ from msgspec import Meta
 
 from .routing import RouteParameter
 
-__all__ = [
-    "LOOSE_FLAG",
-    "LOOSE_NUMBER",
-    "ON_DISCONNECT",
-    "Deleted",
-    "ErrorBody",
-    "ErrorEnvelope",
-    "HistoryMessage",
-    "LooseBool",
-    "MessageContent",
-    "OptionalText",
-    "TurnInputs",
-    "UsageBody",
-]
-
 LOOSE_NUMBER = {
     "anyOf": [{"type": "integer"}, {"type": "string"}],
     "description": "A whole number; anything else, and what is out of range, is the default.",

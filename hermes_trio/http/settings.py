@@ -9,8 +9,6 @@ from msgspec import Meta
 
 from hermes_trio.base.structs import RedactedStruct
 
-__all__ = ["KEY_FILE", "Limits", "ServerSettings"]
-
 Positive = Annotated[int, Meta(ge=1)]
 Count = Annotated[int, Meta(ge=0)]
 Seconds = Annotated[float, Meta(gt=0)]

@@ -31,8 +31,6 @@ from .auth import ADMIN, REMEMBERED_SECONDS, Keyring, Principal, is_loopback
 from .errors import ApiError
 from .requests import Request
 
-__all__ = ["SESSION_SECONDS", "SharedSignIn", "SignIn", "cookie_name", "is_own_origin"]
-
 logger: Final = logging.getLogger("hermes_trio.http.signin")
 
 SESSION_SECONDS: Final = 12 * 3600.0

@@ -16,16 +16,6 @@ from hermes_trio.runtime.outcome import Outcome
 
 from .requests import HeaderPairs, encode_json
 
-__all__ = [
-    "HEARTBEAT_SECONDS",
-    "STREAM_TYPE",
-    "StreamWakeup",
-    "StreamWriter",
-    "TurnEvents",
-    "data_event",
-    "named_event",
-]
-
 HEARTBEAT_SECONDS: Final = 15.0
 """How long a stream may be silent before a comment is sent, which keeps it open and detects a vanished client."""
 

@@ -30,8 +30,6 @@ from .errors import not_found
 from .inputs import is_reserved_id
 from .settings import Limits
 
-__all__ = ["PLATFORM", "ApiTurns", "SessionClaim"]
-
 PLATFORM: Final = "api_server"
 
 

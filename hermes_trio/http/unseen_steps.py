@@ -20,8 +20,6 @@ from hermes_trio.store import IdempotentReply
 from .idempotency import ReplyStore
 from .requests import encode_json
 
-__all__ = ["kept_steps", "opening_of", "restore_steps"]
-
 ROUTE: Final = "steps before client tools"
 KEPT_SECONDS: Final = 7 * 86_400.0
 

@@ -18,8 +18,6 @@ from hermes_trio.store.ports import AccessStore
 from .session_keys import Source
 from .settings import PlatformSettings
 
-__all__ = ["AccessControl", "AccessStore", "make_code"]
-
 CODE_LENGTH: Final = 8
 CODE_LETTERS: Final = "ABCDEFGHJKLMNPQRSTUVWXYZ23456789"
 """Without letters and digits that are easily confused."""

@@ -23,8 +23,6 @@ from hermes_trio.store.errors import StoreUnavailable
 
 from .contract import Adapter, AdapterState, PlatformError
 
-__all__ = ["BACKOFF_SECONDS", "AdapterRunner", "receiving"]
-
 logger: Final = logging.getLogger("hermes_trio.messaging.adapter_runner")
 
 BACKOFF_SECONDS: Final = (30.0, 60.0, 120.0, 240.0, 300.0)

@@ -13,19 +13,6 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-__all__ = [
-    "GITHUB_COMMENT",
-    "Address",
-    "Keyword",
-    "Resolution",
-    "Target",
-    "TargetError",
-    "comment_address",
-    "parse_targets",
-    "resolve_targets",
-    "target_text",
-]
-
 
 class TargetError(ValueError):
     """Raised for a delivery value that cannot be parsed. The message says which part and what is accepted."""

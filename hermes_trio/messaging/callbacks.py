@@ -11,8 +11,6 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
-__all__ = ["CallbackEndpoint", "CallbackResponse", "form_of", "headers_of"]
-
 
 class CallbackResponse(NamedTuple):
     """An HTTP response."""

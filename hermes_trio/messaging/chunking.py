@@ -16,17 +16,6 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-__all__ = [
-    "DISCORD",
-    "SLACK",
-    "TELEGRAM",
-    "Chunk",
-    "Limit",
-    "split_chunks",
-    "split_text",
-    "utf16_length",
-]
-
 Length: TypeAlias = Callable[[str], int]
 
 SMALLEST_LIMIT: Final = 32

@@ -13,19 +13,6 @@ import msgspec
 
 from hermes_trio.store.records import ApprovalChoice
 
-__all__ = [
-    "ApprovalAnswer",
-    "Command",
-    "CommandTextError",
-    "LiteralText",
-    "approval_answer",
-    "bare_answer",
-    "is_silence_narration",
-    "is_silent_job_reply",
-    "is_silent_reply",
-    "parse_command",
-]
-
 MAX_REASON: Final = 280
 """The maximum of characters of a refusal's reason that are passed to the agent."""
 

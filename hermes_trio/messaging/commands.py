@@ -21,8 +21,6 @@ from .command_text import ApprovalAnswer, Command, CommandTextError, approval_an
 from .core import MessagingCore
 from .session_keys import Source
 
-__all__ = ["CommandContext", "Commands", "receipt_text"]
-
 RECEIPT_LINES: Final = 12
 TREE_LINES: Final = 40
 NOT_YOURS: Final = "Only the person who asked for this, or an admin of approvals, may answer it here."

@@ -26,21 +26,6 @@ from .command_text import LiteralText
 from .errors import Missing, PlatformError, PlatformErrorKind
 from .session_keys import Source
 
-__all__ = [
-    "Adapter",
-    "AdapterState",
-    "Button",
-    "Disposition",
-    "HubPort",
-    "Incoming",
-    "Missing",
-    "Outgoing",
-    "PlatformError",
-    "PlatformErrorKind",
-    "Received",
-    "SendResult",
-]
-
 DEFAULT_LIMIT: Final = Limit(4000)
 
 

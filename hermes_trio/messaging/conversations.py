@@ -27,8 +27,6 @@ from .platforms import Platform
 from .remote_lanes import NEWER_MESSAGE
 from .reset_policy import policy_for, reset_reason
 
-__all__ = ["ChatInterface", "reply_text"]
-
 NOTHING_SAID: Final = "(The agent ended its turn without an answer.)"
 REFUSED: Final = "(This message could not be handled. It is kept, and the operator can queue it again.)"
 INTERRUPTED: Final = (

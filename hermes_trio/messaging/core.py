@@ -21,8 +21,6 @@ from .platforms import Platforms
 from .remote_lanes import RemoteLanes
 from .senders import Senders
 
-__all__ = ["ConversationEnd", "MessagingCore"]
-
 logger: Final = logging.getLogger("hermes_trio.messaging.hub")
 
 COMMIT_SECONDS: Final = 30.0

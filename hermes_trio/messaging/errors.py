@@ -13,8 +13,6 @@ from typing import ClassVar, cast, final
 
 from hermes_trio.base.structs import RedactedStruct
 
-__all__ = ["Missing", "PlatformError", "PlatformErrorKind", "Redaction", "require_token", "single_failure"]
-
 
 class PlatformErrorKind(Enum):
     """What went wrong, as far as senders decide by it (GW-5)."""

@@ -19,8 +19,6 @@ from .contract import Outgoing, PlatformError, SendResult
 from .core import MessagingCore
 from .platforms import Platform
 
-__all__ = ["Preview", "Previews", "Prompts", "TurnFeed"]
-
 EDIT_SECONDS: Final = 0.8
 FIRST_CHARACTERS: Final = 24
 """A shorter preview would only flicker."""

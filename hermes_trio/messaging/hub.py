@@ -30,8 +30,6 @@ from .reset_policy import check_reset
 from .senders import Senders
 from .session_keys import Source
 
-__all__ = ["MessageHub"]
-
 
 class MessageHub:
     """See the module. It is the `HubPort` of its adapters, and the hooks of the senders."""

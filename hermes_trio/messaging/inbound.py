@@ -34,8 +34,6 @@ from .platforms import Platform
 from .remote_lanes import NEWER_MESSAGE, has_children, steer_in_order
 from .session_keys import SessionKeyError, Source, attributed_text, session_key
 
-__all__ = ["Inbound"]
-
 logger = logging.getLogger(__name__)
 
 REMEMBERED: Final = 4096

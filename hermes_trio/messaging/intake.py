@@ -17,8 +17,6 @@ from hermes_trio.store.errors import StoreError
 
 from .contract import Adapter, Disposition, Incoming, Received
 
-__all__ = ["FOR_THE_AGENT", "Intake", "hand_over"]
-
 logger: Final = logging.getLogger("hermes_trio.messaging.intake")
 
 Work = Callable[[], Awaitable[object]]

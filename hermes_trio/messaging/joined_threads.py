@@ -15,8 +15,6 @@ from hermes_trio.store.errors import StoreError
 
 from .contract import Adapter
 
-__all__ = ["JoinedThreads"]
-
 logger: Final = logging.getLogger("hermes_trio.messaging.joined_threads")
 
 THREADS: Final = 500

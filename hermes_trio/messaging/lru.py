@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Final, Generic, TypeVar
 
-__all__ = ["LruMap"]
-
 REMEMBERED: Final = 10_000
 
 K = TypeVar("K")

@@ -16,8 +16,6 @@ from typing import ClassVar, Final, TypeAlias
 
 from attrs import define, field, frozen
 
-__all__ = ["escape_markdown_v2", "to_discord", "to_markdown_v2", "to_mrkdwn", "to_plain"]
-
 MAX_RUNS: Final = 2000
 """The maximum of runs of emphasis marks in one paragraph; one with more is left as text."""
 

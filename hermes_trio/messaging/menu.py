@@ -7,8 +7,6 @@ from typing import Final
 
 import msgspec
 
-__all__ = ["KNOWN_COMMANDS", "MENU", "MenuEntry"]
-
 
 class MenuEntry(msgspec.Struct, frozen=True):
     """A command. `argument` describes its argument, empty for none."""

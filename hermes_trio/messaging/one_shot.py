@@ -27,8 +27,6 @@ from .addresses import Address
 from .command_text import is_silence_narration, is_silent_reply
 from .core import MessagingCore
 
-__all__ = ["OneShotInterface", "delivery_address", "delivery_fields"]
-
 logger: Final = logging.getLogger("hermes_trio.messaging.one_shot")
 
 LOG: Final = "log"

@@ -19,8 +19,6 @@ from hermes_trio.base.settings import SettingsError
 from .errors import PlatformError, require_token
 from .settings import PlatformSettings, split_settings
 
-__all__ = ["check_addresses", "complete_table", "is_configured", "read_platform", "required_token"]
-
 S = TypeVar("S", bound=msgspec.Struct)
 
 _ID_LISTS: Final = (

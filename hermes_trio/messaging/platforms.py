@@ -14,8 +14,6 @@ from .contract import Adapter
 from .senders import compose_entries
 from .settings import PlatformSettings
 
-__all__ = ["Platform", "Platforms"]
-
 
 class Platform(msgspec.Struct, frozen=True):
     """An adapter with the settings that the gateway applies to it."""

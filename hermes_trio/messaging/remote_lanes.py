@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from .core import MessagingCore
 
-__all__ = ["NEWER_MESSAGE", "RemoteLanes", "has_children", "steer_in_order"]
-
 NEWER_MESSAGE: Final = Cause(CancelCause.STOP, "a newer message came in")
 
 STEER: Final = "steer"

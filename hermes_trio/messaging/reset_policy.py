@@ -15,8 +15,6 @@ from hermes_trio.base.settings import SettingsError
 
 from .settings import PlatformSettings, ResetSettings
 
-__all__ = ["ResetReason", "check_reset", "policy_for", "reset_reason"]
-
 
 class ResetReason(Enum):
     """Why a conversation was reset: the end reason of the session before."""

@@ -31,8 +31,6 @@ from .addresses import Address
 from .contract import Adapter, Button, Outgoing, PlatformError, PlatformErrorKind, SendResult
 from .settings import OutboxSettings
 
-__all__ = ["DUPLICATE_LABEL", "SenderHooks", "Senders", "compose_entries", "target_of"]
-
 logger: Final = logging.getLogger("hermes_trio.messaging.senders")
 
 DUPLICATE_LABEL: Final = "(This may be a duplicate: the server could not tell whether it had been sent.)"

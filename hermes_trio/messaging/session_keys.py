@@ -14,18 +14,6 @@ from typing import Final
 
 import msgspec
 
-__all__ = [
-    "Isolation",
-    "SessionKeyError",
-    "Source",
-    "attributed_text",
-    "check_session_id",
-    "check_session_key",
-    "is_shared",
-    "session_key",
-    "webhook_source",
-]
-
 MAX_ID: Final = 255
 MAX_KEY: Final = 1024
 MAX_SENDER: Final = 64

@@ -18,18 +18,6 @@ from hermes_trio.base.structs import RedactedStruct
 from .addresses import Address
 from .session_keys import Isolation
 
-__all__ = [
-    "CliSettings",
-    "CronSettings",
-    "HomeChannel",
-    "OutboxSettings",
-    "PlatformSettings",
-    "ResetSettings",
-    "RouteSettings",
-    "WebhookSettings",
-    "split_settings",
-]
-
 Seconds = Annotated[float, Meta(gt=0)]
 Positive = Annotated[int, Meta(ge=1)]
 S = TypeVar("S", bound=msgspec.Struct)

@@ -19,8 +19,6 @@ import trio
 
 from hermes_trio.base.structs import RedactedStruct
 
-__all__ = ["ConnectFailed", "Dialer", "InvalidURL", "Origin", "Proxies", "Proxy", "parse_base_url"]
-
 PROXY_ANSWER_LIMIT: Final = 16 * 1024
 """Bytes of a proxy's answer to CONNECT that are read before giving up on it."""
 

@@ -19,8 +19,6 @@ import trio
 
 from .dial import ConnectFailed, Dialer, Origin, Proxy
 
-__all__ = ["ClientConnection", "ConnectionPool", "ResponseBroken"]
-
 HEAD_LIMIT: Final = 64 * 1024
 """The maximum size of a response's status line and headers, in bytes."""
 

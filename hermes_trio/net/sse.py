@@ -10,8 +10,6 @@ from typing import Final, final
 
 import msgspec
 
-__all__ = ["EVENT_LIMIT", "EventReader", "EventTooLarge", "ServerEvent"]
-
 EVENT_LIMIT: Final = 4 * 1024 * 1024
 """Bytes of one event. Some servers send a whole tool call, with the file that it writes, as one event."""
 

@@ -31,8 +31,6 @@ from wsproto.utilities import LocalProtocolError, RemoteProtocolError
 
 from .dial import ConnectFailed, Dialer, Origin
 
-__all__ = ["ABNORMAL_CLOSURE", "SocketClosed", "UpgradeRefused", "WebSocket", "open_websocket"]
-
 # What RFC 6455 calls a connection that ended without a close frame.
 ABNORMAL_CLOSURE = 1006
 CONNECT_TIMEOUT = 15.0

@@ -36,8 +36,6 @@ from .http_model import ANTHROPIC_URL, AnswerLimits, HttpModel, HttpModelOptions
 from .tool_calls import CallAssembler
 from .transcript import arguments_object, paired, result_text
 
-__all__ = ["AnthropicModel", "MessagesDecoder"]
-
 API_VERSION: Final = "2023-06-01"
 CONTEXT_WINDOW: Final = 200_000
 MAX_TOKENS: Final = 8192

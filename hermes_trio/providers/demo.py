@@ -36,8 +36,6 @@ from hermes_trio.runtime.outcome import Usage
 from hermes_trio.runtime.ports import Message, ToolCall
 from hermes_trio.runtime.tree import waiting
 
-__all__ = ["DIRECTIVES", "DemoModel"]
-
 ECHO_LIMIT: Final = 500
 """The maximum of characters of a message that are echoed."""
 

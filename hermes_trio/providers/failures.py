@@ -15,8 +15,6 @@ import msgspec
 
 from hermes_trio.agent.model import ModelError, ModelErrorKind
 
-__all__ = ["Failure", "failure_error", "read_failure", "response_error", "retry_after"]
-
 _BY_WORD: Final[Mapping[str, ModelErrorKind]] = {
     "authentication_error": ModelErrorKind.AUTH,
     "permission_error": ModelErrorKind.AUTH,

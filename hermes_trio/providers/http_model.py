@@ -37,17 +37,6 @@ from hermes_trio.runtime.tree import trace_headers, waiting
 from .failures import response_error
 from .network_switch import check_network_allowed
 
-__all__ = [
-    "AnswerLimits",
-    "HttpModel",
-    "HttpModelOptions",
-    "HttpModelStream",
-    "ModelEndpoint",
-    "Retries",
-    "StreamDecoder",
-    "Timeouts",
-]
-
 log = logging.getLogger("hermes_trio.model")
 
 OPENAI_URL: Final = "https://api.openai.com/v1"

@@ -12,14 +12,6 @@ from contextlib import contextmanager
 
 from hermes_trio.net.dial import Origin
 
-__all__ = [
-    "NetworkModelForbidden",
-    "allow_network_models",
-    "check_network_allowed",
-    "forbid_network_models",
-    "permit_network_models",
-]
-
 
 class NetworkModelForbidden(RuntimeError):
     """Raised when a model outside this machine is built or called while network models are forbidden in this process."""

@@ -36,8 +36,6 @@ from .http_model import OPENAI_URL, AnswerLimits, HttpModel, HttpModelOptions
 from .tool_calls import CallAssembler
 from .transcript import paired, result_text
 
-__all__ = ["ChatDecoder", "OpenAIModel"]
-
 
 class _Function(msgspec.Struct):
     name: str | None = None

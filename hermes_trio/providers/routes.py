@@ -22,8 +22,6 @@ from hermes_trio.plugins import PROVIDERS, build_plugin, installed_plugins
 from .demo import DemoModel
 from .http_model import ANTHROPIC_URL, OPENAI_URL, HttpModel, Retries, Timeouts
 
-__all__ = ["InvalidRoute", "ModelRoutes", "UnknownRoute", "build_routes"]
-
 DEMO: Final = "demo"
 
 _WINDOWS: Final = (

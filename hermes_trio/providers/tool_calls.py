@@ -12,8 +12,6 @@ from hermes_trio.runtime.ports import ToolCall
 
 from .http_model import AnswerLimits
 
-__all__ = ["CallAssembler"]
-
 
 class _Piecewise(msgspec.Struct):
     id: str = ""

@@ -12,8 +12,6 @@ import msgspec
 
 from hermes_trio.runtime.ports import Message, ToolCall
 
-__all__ = ["MISSING_RESULT", "arguments_object", "paired", "result_text"]
-
 MISSING_RESULT: Final = "[no result: the call was interrupted]"
 
 

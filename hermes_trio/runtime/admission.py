@@ -12,8 +12,6 @@ import trio
 from .errors import TooBusy
 from .tree import Node, waiting
 
-__all__ = ["Admission", "SessionLocks"]
-
 
 class SessionLocks:
     """The locks of sessions. A lock exists only while it is held."""

@@ -17,8 +17,6 @@ from .outcome import Usage
 from .ports import Agent, Message, Reply
 from .turn import Turn
 
-__all__ = ["AnyAgent", "as_agent", "as_reply", "asyncio_agent", "runs_on_trio", "sync_agent", "trio_agent"]
-
 AnyAgent = Callable[[Turn], Awaitable[Reply | str]] | Callable[[Turn], Reply | str]
 """What `agent=` takes: an async or a synchronous function of a turn."""
 

@@ -24,8 +24,6 @@ from .tree import Node, Tree
 if TYPE_CHECKING:
     import asyncio
 
-__all__ = ["AsyncioLoop", "OnTrio", "awaitable_from_asyncio"]
-
 logger: Final = logging.getLogger("hermes_trio.runtime.asyncio_loop")
 
 T = TypeVar("T")

@@ -13,8 +13,6 @@ import msgspec
 from .errors import BudgetExhausted
 from .outcome import CancelCause, Cause
 
-__all__ = ["UNLIMITED", "Allowance", "Budget", "Resource"]
-
 Resource = Literal["jobs", "wakes", "tokens", "turns"]
 
 

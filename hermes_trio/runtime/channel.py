@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import Final, final
 
-__all__ = ["CompletionChannel"]
-
 _MINT: Final = object()
 
 

@@ -23,20 +23,6 @@ if TYPE_CHECKING:
     from .tree import Node
     from .turn import Turn
 
-__all__ = [
-    "ENVIRONMENT_NAMES",
-    "MAX_ID_LENGTH",
-    "Binding",
-    "SessionContext",
-    "async_delivery_supported",
-    "bind",
-    "check_id",
-    "current_binding",
-    "current_context",
-    "current_turn",
-    "get_session_env",
-]
-
 MAX_ID_LENGTH: Final = 512
 """Longer than any id of a known platform; short enough that ids cannot be used to fill a disk."""
 

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from .peers import Peers
     from .supervisor import Supervisor
 
-__all__ = ["SUBAGENT", "RuntimeCore", "RuntimeSettings"]
-
 SUBAGENT: Final = "subagent"
 """The source of the sessions of child turns."""
 

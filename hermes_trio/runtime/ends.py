@@ -22,8 +22,6 @@ from .tree import split_cancelled, waiting
 if TYPE_CHECKING:
     from .core import RuntimeCore
 
-__all__ = ["End", "Ends"]
-
 logger: Final = logging.getLogger("hermes_trio.runtime.ends")
 
 FIRST_SECONDS: Final = 0.1

@@ -4,28 +4,6 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-__all__ = [
-    "AgentFailed",
-    "AlreadyOpen",
-    "BudgetExhausted",
-    "Draining",
-    "Fenced",
-    "HandledElsewhere",
-    "HostedElsewhere",
-    "InvalidContext",
-    "JobRefused",
-    "MailboxFull",
-    "MembershipLost",
-    "NoRuntime",
-    "OutcomeUnknown",
-    "Refused",
-    "RuntimeClosed",
-    "RuntimeProblem",
-    "SessionHeld",
-    "TooBusy",
-    "UnknownJob",
-]
-
 
 class RuntimeProblem(Exception):
     """The base of all errors of the runtime. `public` is its text for a client, which names no file of the server."""

@@ -12,8 +12,6 @@ from typing import Any, Final
 import msgspec
 import trio
 
-__all__ = ["DEFAULT_EVENTS", "EventCursor", "EventLog", "Gap", "LogEvent"]
-
 DEFAULT_EVENTS: Final = 10_000
 """Events kept in memory per log; older ones are read from the store."""
 

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from .core import RuntimeCore
     from .run import Run
 
-__all__ = ["COALESCE_SECONDS", "EventWriter"]
-
 logger: Final = logging.getLogger("hermes_trio.runtime.event_writer")
 
 COALESCE_SECONDS: Final = 0.05

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from .core import RuntimeCore
     from .turn import Turn, TurnSpec
 
-__all__ = ["Hosts", "running_here"]
-
 logger: Final = logging.getLogger("hermes_trio.runtime.hosts")
 
 _here: ContextVar[bool] = ContextVar("hermes_trio_running_here", default=False)

@@ -7,8 +7,6 @@ import os
 import random
 from collections.abc import Callable
 
-__all__ = ["Ids"]
-
 
 class Ids:
     """Makes ids of a fixed number of hexadecimal digits. With a `seed` they are the same in every run, for replayable tests."""

@@ -28,8 +28,6 @@ from .turn import EventSink, Turn
 if TYPE_CHECKING:
     from .lane import Lanes
 
-__all__ = ["IN_PROCESS", "Completions", "Inbox", "Interface"]
-
 IN_PROCESS: Final = "in-process"
 """The name of the runtime's own inbox."""
 

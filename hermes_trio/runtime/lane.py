@@ -27,8 +27,6 @@ from .tree import EMPTY_CONTEXT, Node, Stoppable, waiting
 from .turn import Turn, TurnHooks, TurnOrigin, TurnSpec
 from .turn_lifecycle import NotBegun, run_turn
 
-__all__ = ["Lanes"]
-
 logger: Final = logging.getLogger("hermes_trio.runtime.lane")
 
 RETRY_SECONDS: Final = 1.0

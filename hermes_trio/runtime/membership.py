@@ -26,8 +26,6 @@ from .tree import EMPTY_CONTEXT, waiting
 if TYPE_CHECKING:
     from .core import RuntimeCore
 
-__all__ = ["Membership", "RequestHandler"]
-
 logger: Final = logging.getLogger("hermes_trio.runtime.membership")
 
 BEATS: Final = 3

@@ -15,18 +15,6 @@ from hermes_trio.base.structs import RedactedStruct
 if TYPE_CHECKING:
     from .ports import Message, ToolCall
 
-__all__ = [
-    "STORE_ERROR",
-    "TERMINAL_STATUSES",
-    "CancelCause",
-    "Cause",
-    "JobState",
-    "Outcome",
-    "RunStatus",
-    "TurnState",
-    "Usage",
-]
-
 STORE_ERROR: Final = "store_error"
 """The error code of a turn whose record the store refused: its messages are in no transcript."""
 

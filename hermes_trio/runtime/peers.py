@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from .lane import Lanes
     from .run import Runs
 
-__all__ = ["PeerTree", "Peers", "all_of", "watch_run"]
-
 STOP_SECONDS: Final = 30.0
 """The default time-out of a stop on another node."""
 

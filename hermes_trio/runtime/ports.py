@@ -20,51 +20,6 @@ from .outcome import JobState, RunStatus, TurnState, Usage
 if TYPE_CHECKING:
     from .turn import Turn
 
-__all__ = [
-    "ANSWER_TOPIC",
-    "APPROVAL_TOPIC",
-    "CRON_TOPIC",
-    "KEY_TOPIC",
-    "LEASE_TOPIC",
-    "NODE_TOPIC",
-    "OUTBOX_TOPIC",
-    "REAP_TOPIC",
-    "REQUEST_TOPIC",
-    "ROOT_TOPIC",
-    "RUN_TOPIC",
-    "SESSION_TOPIC",
-    "Agent",
-    "Content",
-    "EventRow",
-    "InboxKind",
-    "InboxRow",
-    "JobFinish",
-    "JobStart",
-    "Message",
-    "NewMessage",
-    "NewNotice",
-    "NewReply",
-    "NewRun",
-    "NodeAnswer",
-    "NodeRequest",
-    "NodeRow",
-    "NodeStore",
-    "NoticeKind",
-    "Recovery",
-    "Reply",
-    "ResumedRun",
-    "Resumption",
-    "RuntimeStore",
-    "SessionHost",
-    "SignalStore",
-    "ToolCall",
-    "TurnFinish",
-    "TurnInput",
-    "TurnStart",
-    "Wake",
-    "inbox_topic",
-]
-
 Wake = Callable[[str], None]
 """Called with a key after a commit that concerns it. It must neither wait nor raise."""
 
@@ -528,10 +483,11 @@ class RuntimeStore(SignalStore, NodeStore, Protocol):
         ...
 
     async def begin_turn(self, start: TurnStart) -> None:
-        """Commit the beginning of a turn before it runs.
+        """Commit the beginning of a turn before it runs: its run, its session, the messages that it takes.
 
         With `start.hold`, raises `SessionHeld` if a turn of another node has the session; with `start.wakes`, `BudgetExhausted` if the notices of a root
-        have started that many turns. Nothing is written then.
+        have started that many turns. A store also refuses a run whose idempotency key is
+        known, and a session of another tenant. Nothing is written then.
         """
         ...
 

@@ -11,8 +11,6 @@ import trio
 from .errors import OutcomeUnknown, Refused
 from .tree import waiting
 
-__all__ = ["retried"]
-
 logger: Final = logging.getLogger("hermes_trio.runtime.retrying")
 
 T = TypeVar("T")

@@ -25,8 +25,6 @@ from .turn_lifecycle import holds_session, run_turn
 if TYPE_CHECKING:
     from .supervisor import Job
 
-__all__ = ["Run", "Runs"]
-
 logger: Final = logging.getLogger("hermes_trio.runtime.run")
 
 

@@ -42,8 +42,6 @@ from .turn import NO_HOOKS, EventSink, Owner, Turn, TurnHooks, TurnSpec
 from .turn_lifecycle import run_turn
 from .watchdog import Watchdog
 
-__all__ = ["DrainReport", "Runtime", "Stage", "current_runtime"]
-
 logger: Final = logging.getLogger("hermes_trio.runtime")
 
 Stage = Callable[["Runtime"], AbstractAsyncContextManager[object]]

@@ -16,8 +16,6 @@ from .retrying import retried
 if TYPE_CHECKING:
     from .core import RuntimeCore
 
-__all__ = ["Settlement"]
-
 
 class Settlement:
     """The root of what one input started. `branched` says that it has had a job or a notice; a root without either settles without a read."""

@@ -10,8 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, Final, cast, final
 
-__all__ = ["SharedSpending"]
-
 TOLD_KEYS: Final = 200
 """Keys in one heartbeat: the busiest ones."""
 

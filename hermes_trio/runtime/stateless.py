@@ -27,8 +27,6 @@ from .run import Run, Runs
 from .turn import TurnOrigin, TurnSpec
 from .turn_lifecycle import run_turn
 
-__all__ = ["StatelessEntry"]
-
 logger: Final = logging.getLogger("hermes_trio.runtime.stateless")
 
 RETRY_SECONDS: Final = 1.0

@@ -11,8 +11,6 @@ import trio
 from .outcome import Cause
 from .tree import Node
 
-__all__ = ["ReceiptLine", "StopReceipt", "stop_each", "stop_node", "stop_work"]
-
 
 class ReceiptLine(msgspec.Struct, frozen=True, kw_only=True):
     """One node of a stopped scope: its kind and name, how it ended, and after how many milliseconds."""

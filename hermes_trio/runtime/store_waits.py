@@ -12,8 +12,6 @@ from contextlib import contextmanager
 
 import trio
 
-__all__ = ["StoreWaits"]
-
 
 class StoreWaits:
     """The waits of one runtime for its store: their number, and what is left for them while a limit is set."""

@@ -31,8 +31,6 @@ from .tree import Node, Stoppable, printable, split_cancelled, waiting
 from .turn import NO_HOOKS, Owner, TurnHooks
 from .turn_lifecycle import first_cause, run_child
 
-__all__ = ["Job", "JobSpec", "Supervisor"]
-
 logger: Final = logging.getLogger("hermes_trio.runtime.supervisor")
 
 

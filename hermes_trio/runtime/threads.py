@@ -22,16 +22,6 @@ from .tree import Node, Tree
 if TYPE_CHECKING:
     from trio.testing import MockClock
 
-__all__ = [
-    "Threads",
-    "abandon_call",
-    "exits_only_the_call",
-    "hold_clock",
-    "release_clock",
-    "virtual_clock_of",
-    "wait_out",
-]
-
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 

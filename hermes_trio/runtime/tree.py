@@ -20,26 +20,6 @@ import trio
 from .context import Binding, SessionContext, _binding
 from .outcome import Cause
 
-__all__ = [
-    "EMPTY_CONTEXT",
-    "Node",
-    "NodeView",
-    "Stoppable",
-    "Tree",
-    "TreeDifference",
-    "TreeTracer",
-    "TreeWatcher",
-    "check_printable",
-    "current_node",
-    "cut_view",
-    "part_of",
-    "printable",
-    "split_cancelled",
-    "trace_headers",
-    "waiting",
-    "working",
-]
-
 EMPTY_CONTEXT: Final = SessionContext()
 
 WATCHER_BUFFER: Final = 20_000

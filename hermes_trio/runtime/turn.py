@@ -29,17 +29,6 @@ if TYPE_CHECKING:
     from .ends import End
     from .supervisor import Job, JobSpec
 
-__all__ = [
-    "DeliveringTurn",
-    "EventSink",
-    "Owner",
-    "StatelessTurn",
-    "Turn",
-    "TurnHooks",
-    "TurnOrigin",
-    "TurnSpec",
-]
-
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 

@@ -25,8 +25,6 @@ from .retrying import retried
 from .tree import Node, check_printable, split_cancelled, waiting
 from .turn import Owner, Turn, TurnOrigin, TurnSpec
 
-__all__ = ["NotBegun", "first_cause", "holds_session", "run_child", "run_turn"]
-
 logger: Final = logging.getLogger("hermes_trio.runtime.turn")
 
 

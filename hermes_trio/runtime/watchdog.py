@@ -17,8 +17,6 @@ import trio
 
 from .tree import Tree
 
-__all__ = ["Watchdog"]
-
 logger: Final = logging.getLogger("hermes_trio.runtime.watchdog")
 
 SAMPLES: Final = 4

@@ -14,15 +14,6 @@ from .errors import StoreError
 from .ports import Store
 from .sqlite.store import open_store
 
-__all__ = [
-    "address_login_files",
-    "address_passwords",
-    "is_address",
-    "open_backend",
-    "open_blocking",
-    "require_postgres",
-]
-
 _SCHEMES: Final = ("postgresql://", "postgres://")
 _DEFAULT_RETENTION: Final = Retention()
 

@@ -11,31 +11,6 @@ import apsw
 
 from hermes_trio.runtime.errors import OutcomeUnknown, Refused, RuntimeProblem
 
-__all__ = [
-    "AlreadyStarted",
-    "CommitUncertain",
-    "ConversationMoved",
-    "ForeignDatabase",
-    "ForeignSession",
-    "IdempotencyConflict",
-    "InvalidTitle",
-    "NewerSchema",
-    "SessionExists",
-    "StoreBusy",
-    "StoreClosed",
-    "StoreCorrupt",
-    "StoreError",
-    "StoreFull",
-    "StoreInUse",
-    "StoreReadOnly",
-    "StoreReplaced",
-    "StoreUnavailable",
-    "TitleTaken",
-    "UnknownRecord",
-    "UnknownSession",
-    "translate",
-]
-
 
 class StoreError(RuntimeProblem):
     """The base of all errors of the store. A write that raised one was rolled back completely, except for `CommitUncertain`."""

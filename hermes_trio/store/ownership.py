@@ -15,8 +15,6 @@ from typing import Final
 
 from .errors import StoreInUse, StoreReadOnly
 
-__all__ = ["address_path", "announced", "announced_addresses", "lock_path", "owned", "owner_pid"]
-
 ADDRESS_BYTES: Final = 65_536
 
 

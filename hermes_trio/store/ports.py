@@ -47,24 +47,6 @@ from .records import (
     StoredResponse,
 )
 
-__all__ = [
-    "AccessStore",
-    "ApprovalStore",
-    "CronStore",
-    "CursorStore",
-    "DeliveryStore",
-    "InboxStore",
-    "JobStore",
-    "KeyStore",
-    "MaintenanceStore",
-    "OutboxStore",
-    "ResponseStore",
-    "RunStore",
-    "SearchStore",
-    "SessionStore",
-    "Store",
-]
-
 
 class SessionStore(Protocol):
     """Sessions, their transcripts and the keys that lead to them."""

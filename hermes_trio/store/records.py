@@ -13,45 +13,6 @@ from hermes_trio.runtime.context import SessionContext
 from hermes_trio.runtime.outcome import JobState, RunStatus
 from hermes_trio.runtime.ports import Message
 
-__all__ = [
-    "ALL_RUNS",
-    "ALL_SESSIONS",
-    "EVENT_PAGE_BYTES",
-    "FIRST_HITS",
-    "FIRST_MESSAGES",
-    "FIRST_PAGE",
-    "LISTED_OUTPUT",
-    "OWED",
-    "AllowedUser",
-    "ApiKey",
-    "ApprovalChoice",
-    "ApprovalRow",
-    "ApprovalState",
-    "CronExecution",
-    "CronJob",
-    "CronState",
-    "IdempotentReply",
-    "InboxState",
-    "JobRow",
-    "Lineage",
-    "MaintenanceReport",
-    "NewApproval",
-    "NewSession",
-    "OutboxRow",
-    "OutboxState",
-    "Page",
-    "PairingRequest",
-    "RunFilter",
-    "RunRow",
-    "SearchHit",
-    "SearchOrder",
-    "SearchQuery",
-    "SessionFilter",
-    "SessionRow",
-    "StoredMessage",
-    "StoredResponse",
-]
-
 
 class Page(msgspec.Struct, frozen=True):
     """A page of a list: at most `limit` entries, after the first `offset`."""

@@ -29,8 +29,6 @@ from typing import Final
 
 from hermes_trio.runtime.ports import Wake
 
-__all__ = ["Signal", "Signals"]
-
 logger: Final = logging.getLogger("hermes_trio.store.signals")
 
 Signal = tuple[str, str]

@@ -8,8 +8,6 @@ from __future__ import annotations
 import sys
 from typing import Final
 
-__all__ = ["AmbientIdentity", "install"]
-
 FORBIDDEN: Final = {
     "os.chdir": "pass `cwd=` to the process, or bind a SessionContext with another `cwd`",
     "os.putenv": "pass `env=` to the process, or bind a SessionContext",

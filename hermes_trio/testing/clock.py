@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from trio.testing import MockClock
 
-__all__ = ["virtual_clock"]
-
 
 def virtual_clock(start: float = 0.0) -> MockClock:
     """Return a clock for `trio.run(..., clock=...)` that starts at `start` seconds, which may be a Unix time."""

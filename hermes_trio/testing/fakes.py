@@ -17,8 +17,6 @@ from hermes_trio.runtime.runtime import Runtime
 from hermes_trio.runtime.supervisor import Job, JobSpec
 from hermes_trio.runtime.turn import Turn
 
-__all__ = ["FakeAdapter", "ScriptedAgent", "Sent", "fake_job"]
-
 Step = str | Reply | BaseException | Callable[[Turn], Awaitable[Reply | str]]
 
 

@@ -29,8 +29,6 @@ from hermes_trio.runtime.ports import RuntimeStore
 from hermes_trio.store.errors import CommitUncertain, StoreError, StoreFull
 from hermes_trio.store.ports import Store
 
-__all__ = ["READ_VERBS", "STORE_VERBS", "InjectedFault", "StoreFaultKind", "StoreFaults"]
-
 STORE_VERBS: Final[frozenset[str]] = frozenset(
     name for name, _ in inspect.getmembers(Store, inspect.iscoroutinefunction)
 )

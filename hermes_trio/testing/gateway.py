@@ -25,8 +25,6 @@ from hermes_trio.runtime.core import RuntimeSettings
 from hermes_trio.runtime.runtime import AnyAgent, Runtime, Stage
 from hermes_trio.store import Runner, Store, open_store
 
-__all__ = ["GatewayOptions", "OpenTestGateway", "eventually", "memory_store", "open_test_gateway"]
-
 POLL_SECONDS: Final = 0.01
 
 JOB_KINDS: Final = ("process", "delegation")

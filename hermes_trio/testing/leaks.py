@@ -14,9 +14,7 @@ import trio.testing
 from hermes_trio.runtime.runtime import Runtime
 from hermes_trio.runtime.tree import Node
 
-from .process_leaks import LeakError, ProcessWatch, blame
-
-__all__ = ["LeakError", "LeakWatch"]
+from .process_leaks import ProcessWatch, blame
 
 IDLE_KINDS: Final = frozenset({"runtime", "abandoned", "turns", "supervisor", "asyncio"})
 """The nodes of an idle runtime's tree."""

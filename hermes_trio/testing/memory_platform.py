@@ -19,8 +19,6 @@ from hermes_trio.messaging.contract import Adapter, Incoming, Outgoing, Platform
 from hermes_trio.messaging.session_keys import Source
 from hermes_trio.store.records import ApprovalChoice
 
-__all__ = ["Delivered", "MemoryPlatform"]
-
 _instances = itertools.count(1)
 
 

@@ -15,8 +15,6 @@ from hermes_trio.store import Runner, SqliteStore, open_store
 
 from .faults import StoreFaults
 
-__all__ = ["Nodes", "open_nodes"]
-
 
 class Nodes:
     """One store and the runtimes that are opened on it. `store` belongs to none of them; tests read it."""

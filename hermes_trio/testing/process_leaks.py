@@ -11,8 +11,6 @@ from typing import Final
 
 import attrs
 
-__all__ = ["LeakError", "ProcessWatch"]
-
 OS_GRACE: Final = 1.0
 """Real seconds that an ending thread, process or descriptor may take to disappear."""
 

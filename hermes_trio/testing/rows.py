@@ -8,8 +8,6 @@ from hermes_trio.runtime.ports import InboxRow, NoticeKind
 from hermes_trio.store.ports import ApprovalStore, InboxStore
 from hermes_trio.store.records import ApprovalChoice, InboxState, NewApproval, Page
 
-__all__ = ["completion_states", "grant_category", "inbox_states"]
-
 _ALL = Page(1_000_000)
 
 

@@ -18,8 +18,6 @@ import trio
 
 from hermes_trio.runtime.runtime import Runtime
 
-__all__ = ["TestTooSlow", "run_limited"]
-
 REACTION_SECONDS: Final = 2.0
 """Seconds that the loop may take to react before it counts as blocked."""
 

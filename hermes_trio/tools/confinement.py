@@ -22,8 +22,6 @@ from .settings import ConfinementSettings, ToolSettings
 from .warden import JobGroups, Profile, Protections, Sandbox, SandboxPaths, Workspace
 from .warden.daemon.wire import Confinement
 
-__all__ = ["CommandConfinement", "confinement_lines", "confinement_report", "group_line", "open_confinement"]
-
 logger: Final = logging.getLogger("hermes_trio.tools.confinement")
 
 WEBHOOK: Final = "webhook"

@@ -12,8 +12,6 @@ from hermes_trio.runtime.turn import DeliveringTurn, Owner, Turn
 
 from .warden import Profile
 
-__all__ = ["ToolContext"]
-
 STATELESS: str = (
     "this interface cannot deliver anything after the turn: the process runs, but no notice will follow;"
     " look at it with process(action='poll')"

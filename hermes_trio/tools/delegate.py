@@ -24,8 +24,6 @@ from hermes_trio.runtime.turn import DeliveringTurn, Turn, TurnHooks
 from .registry import SUBAGENT_KEY, FunctionTool
 from .settings import DelegationSettings
 
-__all__ = ["Delegation"]
-
 SUMMARY_LIMIT: Final = 24_000
 SUMMARY_FLOOR: Final = 2_000
 

@@ -19,8 +19,6 @@ from hermes_trio.runtime.turn import Turn
 
 from .terminal.output import mask_secrets
 
-__all__ = ["SUBAGENT_KEY", "FunctionTool", "Tools", "schema_of", "tool"]
-
 SUBAGENT_KEY: Final = "subagent"
 """The key of a child turn's input that marks it: `{"role": …, "depth": …}`."""
 

@@ -25,8 +25,6 @@ import trio
 
 from .warden import SpawnFailed
 
-__all__ = ["SessionFolders"]
-
 logger: Final = logging.getLogger("hermes_trio.tools.session_folders")
 
 MARK: Final = "session.json"

@@ -13,8 +13,6 @@ from hermes_trio.runtime.budget import Budget
 
 from .warden import CommandLimits, Profile
 
-__all__ = ["ConfinementSettings", "DelegationSettings", "TerminalSettings", "ToolSettings"]
-
 Seconds = Annotated[float, Meta(ge=0)]
 Count = Annotated[int, Meta(ge=1)]
 SHORTEST_CHILD: Final = 30.0

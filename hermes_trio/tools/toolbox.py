@@ -32,8 +32,6 @@ from .terminal.shell_state import ShellStates, base_environment
 from .terminal.terminal import Terminal
 from .warden import Warden, open_warden
 
-__all__ = ["CommandReview", "Toolbox", "open_toolbox"]
-
 NAMES: Final[tuple[str, ...]] = get_args(ToolName)
 
 

@@ -7,8 +7,6 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-__all__ = ["TracingSettings"]
-
 
 class TracingSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[tracing]`: whether spans are made, where they are sent, and whether they carry content."""

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from hermes_trio.runtime.runtime import Runtime
 
-__all__ = ["ObservableStore", "Tracing", "TracingProblem", "configured_tracing"]
-
 EXPORTERS: Final = "opentelemetry_traces_exporter"
 SHUTDOWN_SECONDS: Final = 30.0
 """How long the end of a runtime waits for its last spans to be sent."""

@@ -29,8 +29,6 @@ from hermes_trio.runtime.ports import Message, ToolCall
 from hermes_trio.runtime.tree import Node, current_node, split_cancelled
 from hermes_trio.runtime.turn import Turn
 
-__all__ = ["SpanTracer"]
-
 logger: Final = logging.getLogger("hermes_trio.tracing")
 
 KINDS: Final = {

@@ -29,17 +29,6 @@ from hermes_trio.store.records import SessionRow
 from .lines import Lines
 from .screen import Screen
 
-__all__ = [
-    "CLI",
-    "CLI_KEY",
-    "ChatAdapter",
-    "ResumeError",
-    "begin_session",
-    "end_session",
-    "show_history",
-    "unknown_model",
-]
-
 CLI: Final = "cli"
 CHAT: Final = "local"
 REMEMBERED: Final = 100

@@ -21,8 +21,6 @@ from prompt_toolkit.patch_stdout import patch_stdout
 
 from hermes_trio.runtime.tree import waiting
 
-__all__ = ["Lines", "PipedLines", "PromptLines"]
-
 PROMPT: Final = "› "
 MULTILINE: Final = "· "
 

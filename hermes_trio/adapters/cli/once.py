@@ -22,8 +22,6 @@ from hermes_trio.runtime.runtime import Runtime
 from hermes_trio.runtime.stop_receipt import StopReceipt
 from hermes_trio.runtime.turn import EventSink, Turn
 
-__all__ = ["RUN_COMPLETE", "ExitCode", "RunResult", "run_once"]
-
 RUN: Final = "cli"
 RUN_COMPLETE: Final = "run_complete"
 

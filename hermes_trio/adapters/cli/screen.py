@@ -16,8 +16,6 @@ from rich.text import Text
 
 from hermes_trio.base.terminal import clean_lines
 
-__all__ = ["BlockStream", "LineMarkdown", "Screen"]
-
 _FENCE: Final = re.compile(r" {0,3}(`{3,}|~{3,})")
 
 

@@ -17,8 +17,6 @@ from hermes_trio.store.records import CronExecution, CronJob, CronState
 
 from .schedule import Once, Schedule, from_record, next_after, parse_schedule, to_record
 
-__all__ = ["JobError", "ScheduledJob", "changed_job", "job_view", "new_job"]
-
 NAME_LENGTH: Final = 200
 PROMPT_LENGTH: Final = 50_000
 _FIELDS: Final = (

@@ -26,22 +26,6 @@ if TYPE_CHECKING:
 
 # Both are loaded with the first schedule that needs them.
 
-__all__ = [
-    "Cron",
-    "Due",
-    "Every",
-    "Once",
-    "Schedule",
-    "ScheduleError",
-    "default_grace",
-    "due",
-    "from_record",
-    "next_after",
-    "parse_schedule",
-    "slots",
-    "to_record",
-]
-
 PAST_TOLERANCE: Final = timedelta(seconds=120)
 """A one-shot may be this far in the past: the time that it takes to type the command."""
 

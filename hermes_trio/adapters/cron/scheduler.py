@@ -39,8 +39,6 @@ from hermes_trio.store.records import CronExecution, CronJob, CronState
 from .jobs import ScheduledJob, changed_job, execution_view, job_view, new_job
 from .schedule import Once, ScheduleError, due, next_after, slots
 
-__all__ = ["CRON_COMPLETE", "CronScheduler"]
-
 logger: Final = logging.getLogger("hermes_trio.adapters.cron.scheduler")
 
 CRON: Final = "cron"

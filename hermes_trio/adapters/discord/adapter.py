@@ -39,8 +39,6 @@ from .client import Channel, DiscordClient, Interaction, InteractionResponse, Me
 from .events import PLATFORM, DiscordSettings, command_text, incoming_of, slash_commands, source_of
 from .gateway import DiscordGateway, Dispatch, GatewaySession, open_discord_gateway
 
-__all__ = ["DiscordAdapter", "DiscordSettings", "discord_platform"]
-
 logger: Final = logging.getLogger("hermes_trio.adapters.discord.adapter")
 
 TOKEN_VARIABLE: Final = "DISCORD_BOT_TOKEN"

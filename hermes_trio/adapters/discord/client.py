@@ -17,17 +17,6 @@ from hermes_trio.messaging.errors import Missing, PlatformError, PlatformErrorKi
 from .rate_limits import RateLimits
 from .types import Channel, GatewayBot, Interaction, Message, User
 
-__all__ = [
-    "API_URL",
-    "Channel",
-    "DiscordClient",
-    "GatewayBot",
-    "Interaction",
-    "InteractionResponse",
-    "Message",
-    "User",
-]
-
 API_URL = "https://discord.com/api/v10"
 # A call whose bucket resets within this time waits; a longer wait is the sender's to plan.
 RATE_LIMIT_MAX_WAIT = 5.0

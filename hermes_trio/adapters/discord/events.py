@@ -18,8 +18,6 @@ from hermes_trio.messaging.session_keys import Source
 
 from .client import API_URL, Channel, Interaction, Message, User
 
-__all__ = ["PLATFORM", "DiscordSettings", "command_text", "incoming_of", "slash_commands", "source_of"]
-
 PLATFORM: Final = "discord"
 
 PLAIN_MESSAGE, REPLY = 0, 19

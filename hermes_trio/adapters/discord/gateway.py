@@ -30,16 +30,6 @@ from hermes_trio.store.errors import StoreUnavailable
 from .client import DiscordClient
 from .types import Channel, Interaction, Message
 
-__all__ = [
-    "DEFAULT_INTENTS",
-    "DiscordGateway",
-    "Dispatch",
-    "GatewaySession",
-    "GatewayStatus",
-    "Intents",
-    "open_discord_gateway",
-]
-
 logger: Final = logging.getLogger("hermes_trio.adapters.discord.gateway")
 
 DISPATCH, HEARTBEAT, IDENTIFY, RESUME, RECONNECT, INVALID_SESSION, HELLO, HEARTBEAT_ACK = 0, 1, 2, 6, 7, 9, 10, 11

@@ -14,8 +14,6 @@ import trio
 
 from hermes_trio.messaging.errors import PlatformError, PlatformErrorKind
 
-__all__ = ["RateLimits"]
-
 
 @final
 @attrs.define

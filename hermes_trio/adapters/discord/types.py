@@ -6,8 +6,6 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["Attachment", "Channel", "GatewayBot", "Interaction", "Member", "Message", "Reference", "User"]
-
 
 class User(msgspec.Struct, frozen=True):
     id: str

@@ -33,13 +33,12 @@ from hermes_trio.messaging.platform_settings import (
 from hermes_trio.messaging.platforms import Platform
 from hermes_trio.store.errors import StoreError
 
-from .client import BlockActions, EventCallback, Identity, SlackClient, SlashCommand
+from .client import Identity, SlackClient
 from .events import PLATFORM, PREFIX, SlackSettings, click_source, command_incoming, incoming_of
 from .signing import is_signed_by_slack
 from .socket import Envelope, SlackSocket, SocketStatus, open_slack_socket
 from .text import SLACK_LIMIT, UPDATE_CHARACTERS, button_blocks, escape, posted, shortened
-
-__all__ = ["SlackAdapter", "SlackSettings", "slack_platform"]
+from .types import BlockActions, EventCallback, SlashCommand
 
 logger: Final = logging.getLogger("hermes_trio.adapters.slack.adapter")
 

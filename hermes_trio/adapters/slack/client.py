@@ -13,9 +13,7 @@ import msgspec
 from hermes_trio.adapters.wire.http import CALL_TIMEOUT, HttpLink, PlatformClient, PlatformResponse
 from hermes_trio.messaging.errors import Missing, PlatformError, PlatformErrorKind, Redaction, require_token
 
-from .types import BlockActions, Event, EventCallback, Identity, SlashCommand
-
-__all__ = ["API_URL", "BlockActions", "Event", "EventCallback", "Identity", "SlackClient", "SlashCommand"]
+from .types import Identity
 
 API_URL = "https://slack.com/api"
 

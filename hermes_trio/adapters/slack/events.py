@@ -17,9 +17,8 @@ from hermes_trio.messaging.contract import Incoming
 from hermes_trio.messaging.menu import KNOWN_COMMANDS
 from hermes_trio.messaging.session_keys import Source
 
-from .client import API_URL, BlockActions, Event, Identity, SlashCommand
-
-__all__ = ["PLATFORM", "PREFIX", "SlackSettings", "click_source", "command_incoming", "incoming_of", "plain_text"]
+from .client import API_URL, Identity
+from .types import BlockActions, Event, SlashCommand
 
 PLATFORM: Final = "slack"
 PREFIX: Final = "!"

@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 
-__all__ = ["MAX_AGE_SECONDS", "is_signed_by_slack"]
-
 # Slack's own advice: an older request may be a replay.
 MAX_AGE_SECONDS = 300
 

@@ -24,8 +24,6 @@ from hermes_trio.net.websocket import SocketClosed, WebSocket
 from .client import SlackClient
 from .types import BlockActions, EventCallback, SlashCommand
 
-__all__ = ["Envelope", "SlackSocket", "SocketStatus", "open_slack_socket"]
-
 HELLO_TIMEOUT = 20.0
 # Slack pings every few seconds; silence for two of our own pings means that the connection is dead.
 PING_INTERVAL = 15.0

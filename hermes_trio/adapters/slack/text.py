@@ -11,8 +11,6 @@ from hermes_trio.messaging.errors import PlatformError, PlatformErrorKind
 from hermes_trio.messaging.markup import to_mrkdwn, to_plain
 from hermes_trio.store.records import ApprovalChoice
 
-__all__ = ["SLACK_LIMIT", "UPDATE_CHARACTERS", "button_blocks", "escape", "posted", "shortened"]
-
 POST_CHARACTERS: Final = 40_000
 """Slack cuts longer texts without an error."""
 UPDATE_CHARACTERS: Final = 4_000

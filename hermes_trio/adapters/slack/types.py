@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import msgspec
 
-__all__ = ["Action", "BlockActions", "Event", "EventCallback", "File", "Identity", "SlashCommand"]
-
 
 class Identity(msgspec.Struct, frozen=True):
     """Whose token it is (auth.test)."""

@@ -36,10 +36,9 @@ from hermes_trio.messaging.platform_settings import (
 from hermes_trio.messaging.platforms import Platform
 from hermes_trio.store.errors import StoreError
 
-from .client import CallbackQuery, TelegramClient, TelegramPoller, Update, User, parse_update
+from .client import TelegramClient, TelegramPoller, Update, User, parse_update
 from .events import PLATFORM, TelegramSettings, incoming_of, source_of
-
-__all__ = ["TelegramAdapter", "TelegramSettings", "telegram_platform"]
+from .types import CallbackQuery
 
 logger: Final = logging.getLogger("hermes_trio.adapters.telegram.adapter")
 

@@ -16,20 +16,7 @@ import trio
 from hermes_trio.adapters.wire.http import CALL_TIMEOUT, HttpLink, PlatformClient, PlatformResponse
 from hermes_trio.messaging.errors import Missing, PlatformError, PlatformErrorKind, Redaction, require_token
 
-from .types import CallbackQuery, Chat, Message, Parameters, Response, Update, User, WebhookInfo
-
-__all__ = [
-    "API_URL",
-    "CallbackQuery",
-    "Chat",
-    "Message",
-    "TelegramClient",
-    "TelegramPoller",
-    "Update",
-    "User",
-    "WebhookInfo",
-    "parse_update",
-]
+from .types import Message, Parameters, Response, Update, User, WebhookInfo
 
 API_URL = "https://api.telegram.org"
 # Seconds for which the Bot API keeps a getUpdates call open while there is no update.

@@ -20,8 +20,6 @@ from hermes_trio.messaging.session_keys import Source
 
 from .client import API_URL, Message, User
 
-__all__ = ["PLATFORM", "TelegramSettings", "incoming_of", "source_of"]
-
 PLATFORM: Final = "telegram"
 GENERAL_TOPIC: Final = 1
 

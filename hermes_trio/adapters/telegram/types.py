@@ -9,8 +9,6 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["CallbackQuery", "Chat", "Entity", "File", "Message", "Update", "User", "WebhookInfo"]
-
 
 class User(msgspec.Struct, frozen=True):
     id: int

@@ -45,8 +45,6 @@ from hermes_trio.store.records import ApprovalChoice, ApprovalRow, OutboxRow, Se
 from .attachments import WebAttachment, attached_files, compose_content, file_of, said_text
 from .feeds import NodeFeeds, OwnerFeed, waiting_messages
 
-__all__ = ["WebAdapter", "web_platform"]
-
 BATCH_SECONDS: Final = 0.05
 HEARTBEAT_SECONDS: Final = 15.0
 TEXT_LENGTH: Final = 100_000

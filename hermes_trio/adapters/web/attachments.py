@@ -17,8 +17,6 @@ import msgspec
 from hermes_trio.base.mounts import MountFile, MountProblem
 from hermes_trio.runtime.ports import Content
 
-__all__ = ["WebAttachment", "attached_files", "compose_content", "file_of", "said_text"]
-
 MOST_FILES: Final = 8
 MOST_PICTURE_BYTES: Final = 5_000_000
 MOST_TEXT_BYTES: Final = 256_000

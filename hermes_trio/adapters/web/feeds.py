@@ -19,8 +19,6 @@ import trio
 from hermes_trio.runtime.membership import RequestHandler
 from hermes_trio.runtime.ports import NodeAnswer, NodeRequest, NodeRow
 
-__all__ = ["NodeFeeds", "NodesPort", "OwnerFeed", "WebEvent", "waiting_messages"]
-
 FEED_LENGTH: Final = 2000
 """The number of events of one owner that are kept for pages that reconnect."""
 

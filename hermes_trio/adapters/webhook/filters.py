@@ -16,20 +16,6 @@ import msgspec
 
 from .signatures import Scheme
 
-__all__ = [
-    "DeliveryId",
-    "Filters",
-    "PayloadError",
-    "WebhookEvent",
-    "delivery_of",
-    "event_name",
-    "matches",
-    "parse_filters",
-    "parse_payload",
-    "signed_delivery",
-    "walk",
-]
-
 OPERATORS: Final = ("exists", "missing", "equals", "not_equals", "contains", "in", "in_file", "regex")
 MAX_DEPTH: Final = 20
 MAX_REGEX_TEXT: Final = 10_000

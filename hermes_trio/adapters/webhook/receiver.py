@@ -46,8 +46,6 @@ from .routes import UnknownAddress, WebhookRoute, build_routes
 from .signatures import Rejected, Scheme
 from .template import render_prompt
 
-__all__ = ["WEBHOOK_COMPLETE", "WebhookReceiver"]
-
 logger: Final = logging.getLogger("hermes_trio.adapters.webhook.receiver")
 
 WEBHOOK: Final = "webhook"

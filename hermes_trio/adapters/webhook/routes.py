@@ -29,8 +29,6 @@ from .signatures import (
 )
 from .template import render_extra
 
-__all__ = ["UnknownAddress", "WebhookRoute", "build_routes"]
-
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 

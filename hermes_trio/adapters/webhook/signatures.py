@@ -17,18 +17,6 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-__all__ = [
-    "INSECURE_NO_AUTH",
-    "REPLAY_WINDOW",
-    "Rejected",
-    "Scheme",
-    "Verified",
-    "insecure_allowed",
-    "scheme_problem",
-    "secret_problem",
-    "verify",
-]
-
 INSECURE_NO_AUTH: Final = "INSECURE_NO_AUTH"
 """A secret that disables authentication; only a server on a loopback address accepts it."""
 

@@ -15,8 +15,6 @@ import msgspec
 from hermes_trio.adapters.webhook.filters import WebhookEvent, walk
 from hermes_trio.messaging.command_text import LiteralText
 
-__all__ = ["render_extra", "render_prompt"]
-
 MAX_VALUE: Final = 2000
 MAX_RAW: Final = 4000
 _PLACEHOLDER: Final = re.compile(r"\{([A-Za-z0-9_.]+)\}")

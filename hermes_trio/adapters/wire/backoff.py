@@ -11,8 +11,6 @@ import trio
 
 from hermes_trio.messaging.errors import PlatformError
 
-__all__ = ["Backoff", "Reconnection"]
-
 # A connection that lived this many first delays was a good one.
 STABLE_FACTOR = 10
 

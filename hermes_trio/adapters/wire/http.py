@@ -19,8 +19,6 @@ import trio
 from hermes_trio.base.structs import RedactedStruct
 from hermes_trio.messaging.errors import PlatformError, PlatformErrorKind, Redaction
 
-__all__ = ["HttpLink", "PlatformClient", "PlatformResponse"]
-
 # Sending is cheap to repeat for the caller, so a call that takes longer than this is given up.
 CALL_TIMEOUT = 30.0
 # Closing sockets needs no peer; the bound is for a TLS goodbye into a full buffer.

@@ -10,8 +10,6 @@ from hermes_trio.messaging.errors import PlatformError, PlatformErrorKind
 from hermes_trio.net.dial import ConnectFailed, Dialer, Proxies
 from hermes_trio.net.websocket import CONNECT_TIMEOUT, UpgradeRefused, WebSocket, open_websocket
 
-__all__ = ["open_platform_socket"]
-
 
 @functools.cache
 def _dialer(proxy: str | None) -> Dialer:

@@ -16,8 +16,6 @@ from hermes_trio.http.schemas import LOOSE_NUMBER, Deleted
 from hermes_trio.store import ApiKey
 from hermes_trio.store.records import InboxState, OutboxRow, OutboxState
 
-__all__ = ["admin_routes"]
-
 LONGEST_DRAIN: Final = 3600.0
 
 

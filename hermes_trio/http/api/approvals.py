@@ -19,8 +19,6 @@ from hermes_trio.http.schemas import LOOSE_NUMBER, Deleted
 from hermes_trio.store import ApprovalChoice, ApprovalRow, Grant, Page
 from hermes_trio.store.records import ApprovalState, tenant_grantee
 
-__all__ = ["ApprovalsPort", "NoApprovals", "approval_routes", "describe"]
-
 SHOWN: Final = 50
 MOST_SHOWN: Final = 200
 

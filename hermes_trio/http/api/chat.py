@@ -55,18 +55,6 @@ from hermes_trio.runtime.turn import NO_HOOKS, Turn, TurnHooks
 
 from .run_events import TERMINAL
 
-__all__ = [
-    "AskedTurn",
-    "chat_routes",
-    "failure_of",
-    "finish_reason_of",
-    "run_here_or_detached",
-    "stream_turn",
-    "turn_session",
-    "unseen_steps",
-    "usage_of",
-]
-
 
 class StreamOptions(msgspec.Struct):
     """Options of a streaming client. `include_tool_events` is ours: named events about tools."""

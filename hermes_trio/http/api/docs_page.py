@@ -22,8 +22,6 @@ from hermes_trio.http.parameters import (
 )
 from hermes_trio.http.requests import encode_json
 
-__all__ = ["EXAMPLES", "SCRIPT", "page", "page_policy"]
-
 _CHAT: Final[Mapping[str, Any]] = {"messages": [{"role": "user", "content": "Hello"}]}
 
 EXAMPLES: Final[Mapping[str, Mapping[str, Any]]] = {

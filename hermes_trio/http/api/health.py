@@ -22,8 +22,6 @@ from hermes_trio.http.routing import Route
 from hermes_trio.http.turns import PLATFORM
 from hermes_trio.runtime.outcome import RunStatus
 
-__all__ = ["health_routes"]
-
 DISK_DEGRADED = 0.9
 NAMED_ENDS = 20
 PROBE_SECONDS = 2.0

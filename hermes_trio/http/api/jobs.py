@@ -16,8 +16,6 @@ from hermes_trio.http.requests import Handler, HandlerResult, Request, Response
 from hermes_trio.http.routing import Route, RouteParameter
 from hermes_trio.http.schemas import LOOSE_FLAG, LOOSE_NUMBER
 
-__all__ = ["job_routes"]
-
 _ID: Final = re.compile(r"^[0-9a-f]{12}$")
 _CHANGEABLE: Final = (
     "name",

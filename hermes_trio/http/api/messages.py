@@ -46,8 +46,6 @@ from .chat import (
     unseen_steps,
 )
 
-__all__ = ["message_routes"]
-
 _STOP_REASONS: Final[Mapping[str, str]] = {
     "length": "max_tokens",
     "tool_calls": "tool_use",

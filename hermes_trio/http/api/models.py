@@ -13,8 +13,6 @@ from hermes_trio.http.requests import HandlerResult, Request, Response
 from hermes_trio.http.routing import Route
 from hermes_trio.http.turns import PLATFORM
 
-__all__ = ["model_routes"]
-
 
 class ModelBody(msgspec.Struct):
     """A model, by the name that clients use."""

@@ -12,8 +12,6 @@ from hermes_trio.http.requests import HandlerResult, Request, Response, encode_j
 from hermes_trio.http.routing import Route
 from hermes_trio.http.schemas import ErrorEnvelope
 
-__all__ = ["document", "openapi_routes"]
-
 _SECURITY: Final = [{"bearer": list[str]()}]
 _REASONS: Final = {
     400: "The request cannot be understood; `param` says where.",

@@ -15,8 +15,6 @@ from hermes_trio.runtime.ports import Message, ToolCall
 
 from .response_items import SERVER_LABEL, item_place
 
-__all__ = ["input_items_of", "read_items"]
-
 _SKIPPED: Final = frozenset({"reasoning", "mcp_list_tools", "mcp_approval_request", "mcp_approval_response"})
 """Items that a model need not see again."""
 

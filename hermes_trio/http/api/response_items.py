@@ -18,8 +18,6 @@ import msgspec
 from hermes_trio.runtime.outcome import Outcome
 from hermes_trio.runtime.ports import ToolCall
 
-__all__ = ["SERVER_LABEL", "Items", "OutputItem", "item_place"]
-
 SERVER_LABEL: Final = "hermes"
 """The name of the server in `mcp_call` items."""
 

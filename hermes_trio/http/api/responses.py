@@ -62,8 +62,6 @@ from .response_input import input_items_of, read_items
 from .response_items import Items, OutputItem
 from .run_events import TERMINAL, follow
 
-__all__ = ["Chain", "previous_response", "response_routes"]
-
 NAME_LENGTH: Final = 256
 AUTO_TRUNCATION: Final = 100
 INPUT_ITEMS: Final = 20

@@ -23,8 +23,6 @@ from hermes_trio.runtime.run import Run
 if TYPE_CHECKING:
     from hermes_trio.http.core import ApiCore
 
-__all__ = ["TERMINAL", "EventsLost", "Render", "follow", "parse_event_id"]
-
 Render = Callable[[Mapping[str, Any]], bytes]
 """Renders an event of a run for a stream of another form."""
 

@@ -31,8 +31,6 @@ from .approvals import describe
 from .responses import previous_response
 from .run_events import follow, parse_event_id
 
-__all__ = ["find_run", "run_routes"]
-
 DEFAULT_WAIT: Final = 30.0
 STOP_SECONDS: Final = 30.0
 

@@ -27,8 +27,6 @@ from hermes_trio.store.records import SearchHit, SearchOrder, SearchQuery
 
 from .chat import failure_of, incomplete_of, stream_turn
 
-__all__ = ["session_routes"]
-
 QUERY_LENGTH: Final = 1000
 MESSAGES: Final = 10_000
 PROMPT_LENGTH: Final = 65_536

@@ -34,8 +34,6 @@ from hermes_trio.runtime.turn import Turn
 
 from .runs import find_run
 
-__all__ = ["tree_routes"]
-
 BATCH_SECONDS: Final = 0.1
 """Seconds for which changes are collected before they are sent: a busy tree changes thousands of times a second, and a page redraws ten times."""
 

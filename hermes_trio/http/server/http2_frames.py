@@ -16,8 +16,6 @@ from hypercorn.protocol.events import Event as StreamEvent
 from hypercorn.protocol.h2 import H2Protocol
 from hyperframe.frame import DataFrame, Frame, HeadersFrame, PriorityFrame, RstStreamFrame
 
-__all__ = ["CountedFrames", "bound_frames", "drop_late_bodies"]
-
 LATE_BYTES: Final = 1024 * 1024
 """How much of a body is dropped after the answer before its stream is reset: a client that has sent all of it reads the answer undisturbed."""
 

@@ -14,8 +14,6 @@ from psycopg.pq import Conninfo
 from hermes_trio.base.settings import near
 from hermes_trio.store.errors import StoreError
 
-__all__ = ["login_files_of", "parse_address", "passwords_of"]
-
 _SOCKETS: Final = "/var/run/postgresql"
 """The folder of the socket where an address names no host."""
 

@@ -37,8 +37,6 @@ from hermes_trio.store.sqlite.transcript import first_words
 
 from .database import PostgresDatabase, run_together
 
-__all__ = ["BATCHES", "Batch", "Refusal", "json_rows", "records"]
-
 Batch = Callable[[PostgresDatabase, Sequence[tuple[Any, ...]]], list[Any]]
 """Runs all calls, given by their arguments after the connection; returns the value of each."""
 

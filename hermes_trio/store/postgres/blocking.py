@@ -19,8 +19,6 @@ from .errors import SqlError, translate_sql, without_secrets
 from .link import DEFAULTS, Row
 from .schema import SCHEMA, check_found
 
-__all__ = ["BlockingDatabase", "connect_blocking"]
-
 CONNECT_SECONDS: Final = "10"
 BULK_MILLISECONDS: Final = "300000"
 

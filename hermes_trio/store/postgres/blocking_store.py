@@ -13,8 +13,6 @@ from hermes_trio.store.sqlite.store import SqliteStore
 from .blocking import connect_blocking
 from .search import PostgresSearch
 
-__all__ = ["open_blocking"]
-
 
 class _PostgresBlockingStore(PostgresSearch, SqliteStore):
     """All verbs; search uses the index in PostgreSQL."""

@@ -11,8 +11,6 @@ from typing import Any, TypeVar, cast
 
 from greenlet import getcurrent, greenlet
 
-__all__ = ["run_waiting", "wait_here"]
-
 T = TypeVar("T")
 
 

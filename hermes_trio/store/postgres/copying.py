@@ -22,8 +22,6 @@ from hermes_trio.store.sqlite.schema import VERSION, migrate, version_of
 from .blocking import BlockingDatabase
 from .database import encode
 
-__all__ = ["TABLES", "copy_from_sqlite", "copy_to_sqlite"]
-
 TABLES: Final = (
     "sessions",
     "routes",

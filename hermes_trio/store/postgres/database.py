@@ -17,8 +17,6 @@ from .bridge import wait_here
 from .errors import SqlError
 from .link import PostgresLink, Row, StatementAnswer
 
-__all__ = ["PostgresDatabase", "encode", "run_together", "translated"]
-
 T = TypeVar("T")
 
 _PLACE: Final = re.compile(r"'(?:[^']|'')*'|\?(\d*)")

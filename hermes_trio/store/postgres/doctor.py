@@ -20,8 +20,6 @@ from hermes_trio.store.sqlite.rows import Database, many, one
 
 from .schema import MISSING_RIGHTS, SCHEMA, VERSION, lacking
 
-__all__ = ["CONNECTIONS", "DatabaseDiagnosis", "diagnose_database", "dump_command"]
-
 CONNECTIONS: Final = 6
 """The connections that each node opens."""
 

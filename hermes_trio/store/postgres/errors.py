@@ -10,8 +10,6 @@ from psycopg.pq import DiagnosticField
 from hermes_trio.runtime.errors import Fenced
 from hermes_trio.store.errors import StoreBusy, StoreError, StoreFull, StoreReadOnly, StoreUnavailable
 
-__all__ = ["ALREADY", "FENCED", "REPEATABLE", "LinkBroken", "SqlError", "translate_sql", "without_secrets"]
-
 FENCED: Final = "HT001"
 """Raised by `begin_unit`: the row of this node was removed."""
 

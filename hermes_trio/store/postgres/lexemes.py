@@ -14,8 +14,6 @@ from typing import Final
 
 from hermes_trio.store.sqlite.search import QUERY_LENGTH, QUERY_TERM, SPACELESS, TERM_LIMIT
 
-__all__ = ["text_query", "text_words"]
-
 WORD_LENGTH: Final = 500
 LAST_POSITION: Final = 16_383
 POSITIONS_A_WORD: Final = 255

@@ -25,8 +25,6 @@ from hermes_trio.store.errors import StoreUnavailable
 
 from .errors import LinkBroken, SqlError, without_secrets
 
-__all__ = ["DEFAULTS", "PostgresLink", "Segment", "StatementAnswer", "open_link", "unreachable"]
-
 CONNECT_SECONDS: Final = 10.0
 
 DEFAULTS: Final = {

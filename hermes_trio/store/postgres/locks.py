@@ -26,8 +26,6 @@ from hermes_trio.store.sqlite import (
     turns,
 )
 
-__all__ = ["NODES", "lock_number", "lock_numbers", "locks_of", "runs_of"]
-
 NODES: Final = "nodes"
 """Held while nodes join, leave and are reaped."""
 

@@ -27,8 +27,6 @@ from .database import PostgresDatabase
 from .errors import LinkBroken, SqlError, translate_sql
 from .reconnecting_link import ReconnectingLink
 
-__all__ = ["READ_BATCHES", "GatheredReads", "PostgresReads"]
-
 T = TypeVar("T")
 
 WAIT_SECONDS: Final = 2.0

@@ -14,8 +14,6 @@ from hermes_trio.store.errors import StoreError, StoreUnavailable
 from .errors import LinkBroken, SqlError, translate_sql
 from .link import PostgresLink, open_link, unreachable
 
-__all__ = ["ReconnectingLink"]
-
 FIRST_PAUSE: Final = 0.05
 LONGEST_PAUSE: Final = 2.0
 LOOK_SECONDS: Final = 5.0

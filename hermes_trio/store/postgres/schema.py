@@ -17,20 +17,6 @@ from .link import PostgresLink, open_link
 from .locks import lock_number
 from .migrations import MIGRATIONS
 
-__all__ = [
-    "MISSING_RIGHTS",
-    "OLDEST_SERVER",
-    "SCHEMA",
-    "VERSION",
-    "check_found",
-    "check_rights",
-    "check_schema",
-    "check_server",
-    "lacking",
-    "migrate_schema",
-    "version_of",
-]
-
 SCHEMA: Final = "hermes_trio"
 VERSION: Final = len(MIGRATIONS)
 OLDEST_SERVER: Final = 150_000

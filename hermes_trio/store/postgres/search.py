@@ -10,8 +10,6 @@ from hermes_trio.store.sqlite.search import SqliteSearch, hit_from_row
 
 from .lexemes import text_query, text_words
 
-__all__ = ["PostgresSearch"]
-
 INDEX_BATCH: Final = 200
 
 

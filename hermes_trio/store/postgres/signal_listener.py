@@ -38,8 +38,6 @@ from .errors import LinkBroken, SqlError
 from .link import PostgresLink
 from .reconnecting_link import ReconnectingLink
 
-__all__ = ["POLL_SECONDS", "SignalListener"]
-
 CHANNEL: Final = "hermes_trio"
 POLL_SECONDS: Final = 0.8
 """With `GRACE_SECONDS` and the time of a poll less than a second: the time within which a revoked key is refused everywhere."""

@@ -58,8 +58,6 @@ from .search import PostgresSearch
 from .signal_listener import POLL_SECONDS, SignalListener
 from .writer import ATTEMPTS, LONG_WAIT_SECONDS, WAIT_SECONDS, UnitWriter
 
-__all__ = ["PostgresStore", "open_postgres", "telling"]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 

@@ -33,8 +33,6 @@ from .link import PostgresLink
 from .locks import locks_of, runs_of
 from .reconnecting_link import ReconnectingLink
 
-__all__ = ["Unit", "UnitWriter"]
-
 T = TypeVar("T")
 
 QUEUE_LIMIT: Final = 4096

@@ -11,8 +11,6 @@ from .encoding import clean
 from .rows import Database, changed, exists, many, one, single, write
 from .verbs import Verbs
 
-__all__ = ["SqliteAccess"]
-
 PENDING_LIMIT: Final = 50
 """Open pairing codes a platform may have, so that strangers cannot fill the table."""
 
@@ -96,30 +94,23 @@ class SqliteAccess(Verbs):
     async def offer_pairing(
         self, platform: str, code: str, *, user_id: str, user_name: str = "", ttl: float = 3_600.0
     ) -> bool:
-        """Store a pairing code for a user; return False if the user has an open one, or the platform has too many."""
         now = self._clock()
         return await self._write(offer, now, platform, _hash(platform, code), user_id, user_name, now + ttl)
 
     async def redeem_pairing(self, platform: str, code: str) -> AllowedUser | None:
-        """Approve a code: its user is put on the allow-list, and the code is used up. Returns None if there is no such valid code."""
         return await self._write(redeem, self._clock(), platform, _hash(platform, code))
 
     async def list_pairings(self, platform: str | None = None) -> list[PairingRequest]:
-        """Return the users who have an open code."""
         return await self._read(waiting, self._clock(), platform)
 
     async def allow_user(self, platform: str, user_id: str, *, user_name: str = "") -> AllowedUser:
-        """Put a user on a platform's allow-list."""
         return await self._write(allow, self._clock(), platform, user_id, user_name)
 
     async def disallow_user(self, platform: str, user_id: str) -> bool:
-        """Remove a user from a platform's allow-list; return whether they were on it."""
         return await self._write(disallow, platform, user_id)
 
     async def user_allowed(self, platform: str, user_id: str) -> bool:
-        """Return whether a user is on a platform's allow-list."""
         return await self._read(is_allowed, platform, user_id)
 
     async def list_allowed(self, platform: str | None = None) -> list[AllowedUser]:
-        """Return the users on the allow-lists."""
         return await self._read(allowed, platform)

@@ -16,8 +16,6 @@ from .encoding import clean, dump, load
 from .rows import Database, Row, changed, equalities, many, one, write, write_many
 from .verbs import Verbs
 
-__all__ = ["SqliteApprovals", "forget_grants"]
-
 _COLUMNS: Final = (
     "id, scope, session_key, session_id, run_id, tenant, command, description, categories, choices, state, choice,"
     " reason, created_at, expires_at, answered_at, grantee, asker, asked"
@@ -162,25 +160,20 @@ class SqliteApprovals(Verbs):
     """The approvals' part of the store."""
 
     async def create_approval(self, new: NewApproval) -> ApprovalRow:
-        """Store a request before a person is asked."""
         return await self._write(create, self._clock(), self.owner, new)
 
     async def get_approval(self, approval_id: str) -> ApprovalRow | None:
-        """Return a request by its id, or None."""
         return await self._read(get, approval_id)
 
     async def answer_approval(
         self, approval_id: str, choice: ApprovalChoice, *, reason: str = ""
     ) -> ApprovalRow | None:
-        """Answer a request; None if it is not pending (any more). Grants what the choice grants, if it was offered."""
         return await self._write(answer, self._clock(), approval_id, choice, reason)
 
     async def expire_approval(self, approval_id: str, *, reason: str = "timeout", asked: bool = True) -> bool:
-        """Expire a request without an answer (without `asked`: one that no person was shown); return whether it was still pending."""
         return await self._write(expire, self._clock(), approval_id, reason, asked)
 
     async def end_approval_scope(self, scope: str, *, reason: str) -> int:
-        """Expire the pending requests of a run or conversation that is over, and end its grants; return how many requests expired."""
         return await self._write(end_scope, self._clock(), scope, reason)
 
     async def list_approvals(
@@ -192,17 +185,13 @@ class SqliteApprovals(Verbs):
         newest: bool = False,
         page: Page = FIRST_PAGE,
     ) -> list[ApprovalRow]:
-        """Return requests, oldest first unless `newest`; by default the pending ones."""
         return await self._read(listed, state.value if state else None, scope, tenant, newest, page)
 
     async def revoke_grant(self, category: str, *, scope: str) -> bool:
-        """Revoke a grant; return whether there was one."""
         return await self._write(revoke, scope, category)
 
     async def granted(self, scope: str, *, grantee: str = "") -> frozenset[str]:
-        """Return all categories that are allowed in a scope: its own grants, and the permanent ones of `grantee`."""
         return await self._read(granted, scope, grantee)
 
     async def list_grants(self, *, scope: str | None = None) -> list[Grant]:
-        """Return the grants, of one scope or of all."""
         return await self._read(list_grants, scope)

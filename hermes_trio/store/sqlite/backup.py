@@ -12,8 +12,6 @@ from hermes_trio.store.errors import StoreError, translate
 from .files import SqliteConnection, connect_reader
 from .rows import many
 
-__all__ = ["back_up"]
-
 
 def back_up(source: str, target: Path) -> int:
     """Copy the database at `source` to the new file `target`, readable only by its owner; return its size in bytes.

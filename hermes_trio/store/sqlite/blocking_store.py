@@ -27,8 +27,6 @@ from .store import OpenDatabase, SqliteStore
 from .verbs import SharedReads
 from .writer import Weight, WriterStatistics, run_now
 
-__all__ = ["BlockingWrites", "blocking_database", "check_version", "open_blocking"]
-
 T = TypeVar("T")
 
 

@@ -13,8 +13,6 @@ from .encoding import clean, dump, load_mapping
 from .rows import Database, Row, changed, equalities, exists, many, one, write
 from .verbs import Verbs
 
-__all__ = ["SqliteCron"]
-
 _JOB: Final = "id, name, schedule, tenant, spec, enabled, next_at, created_at, updated_at"
 _EXECUTION: Final = "job_id, slot, state, session_id, output, error, claimed_at, started_at, ended_at"
 
@@ -158,23 +156,18 @@ class SqliteCron(Verbs):
     """The cron jobs' part of the store."""
 
     async def put_cron_job(self, job: CronJob) -> CronJob:
-        """Make a job, or update the one of that id."""
         return await self._write(put_job, self._clock(), job)
 
     async def get_cron_job(self, job_id: str) -> CronJob | None:
-        """Return a job by its id, or None."""
         return await self._read(get_job, job_id)
 
     async def list_cron_jobs(self, *, tenant: str | None = None) -> list[CronJob]:
-        """Return all jobs, by name."""
         return await self._read(list_jobs, tenant)
 
     async def delete_cron_job(self, job_id: str) -> bool:
-        """Delete a job; return whether there was one."""
         return await self._write(delete_job, job_id)
 
     async def set_cron_next(self, job_id: str, when: float | None) -> None:
-        """Set the time at which a job is due next; None for never."""
         await self._write(set_next, job_id, when)
 
     async def claim_cron_slot(
@@ -187,23 +180,16 @@ class SqliteCron(Verbs):
         next_at: float | None = None,
         count: bool = False,
     ) -> bool:
-        """Claim a slot (or record it as skipped or missed) set the job's next time to `next_at`, and `count` the run in the job, in one transaction.
-
-        Returns False if the slot has a row already: then it was claimed before, and only `next_at` changed.
-        """
         claim = (self._clock(), self.owner, job_id, slot, state.value, error, next_at)
         return await (self._write(count_slot, *claim) if count else self._write(claim_slot, *claim))
 
     async def start_cron_slot(self, job_id: str, slot: float, *, session_id: str) -> bool:
-        """Record that a claimed slot begins to run in a session."""
         return await self._write(start_slot, self._clock(), self.owner, job_id, slot, session_id)
 
     async def finish_cron_slot(
         self, job_id: str, slot: float, state: CronState, *, output: str = "", error: str = ""
     ) -> bool:
-        """Record the end of a slot; the first end wins."""
         return await self._write(finish_slot, self._clock(), self.owner, job_id, slot, state.value, output, error)
 
     async def list_cron_executions(self, job_id: str | None = None, page: Page = FIRST_PAGE) -> list[CronExecution]:
-        """Return the executions of one job or of all, the newest slot first."""
         return await self._scan(executions, job_id, page)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from .rows import Database, single, write
 from .verbs import Verbs
 
-__all__ = ["SqliteCursors", "get_meta", "set_meta"]
-
 
 def get_cursor(db: Database, adapter: str) -> str | None:
     """Return the read position of an adapter, or None."""
@@ -44,17 +42,13 @@ class SqliteCursors(Verbs):
     """Cursors and single values."""
 
     async def get_cursor(self, adapter: str) -> str | None:
-        """Return the read position of an adapter, or None if it has none."""
         return await self._read(get_cursor, adapter)
 
     async def set_cursor(self, adapter: str, value: str) -> None:
-        """Store the read position of an adapter."""
         await self._write(set_cursor, self._clock(), adapter, value)
 
     async def get_meta(self, key: str) -> str | None:
-        """Return a value by its name, or None."""
         return await self._read(get_meta, key)
 
     async def set_meta(self, key: str, value: str | None) -> None:
-        """Store a value under a name; None deletes it."""
         await self._write(set_meta, key, value)

@@ -11,8 +11,6 @@ from .inbox import accept_message
 from .rows import Database, changed, exists, write
 from .verbs import Verbs
 
-__all__ = ["SqliteDeliveries"]
-
 
 def accept(db: Database, now: float, route: str, delivery_id: str, message: NewMessage) -> int | None:
     """Write the delivery's id and its message, unless the id is known to this route."""
@@ -40,13 +38,10 @@ class SqliteDeliveries(Verbs):
     """The webhook deliveries' part of the store."""
 
     async def accept_delivery(self, route: str, delivery_id: str, message: NewMessage) -> int | None:
-        """Accept a delivery and its message in one transaction; return the inbox id, or None for a known delivery."""
         return await self._write(accept, self._clock(), route, delivery_id, message)
 
     async def record_delivery(self, route: str, delivery_id: str) -> bool:
-        """Record a delivery that was handled without a turn, after it succeeded; return False for a known one."""
         return await self._write(record, self._clock(), route, delivery_id)
 
     async def delivery_known(self, route: str, delivery_id: str) -> bool:
-        """Return whether this route has accepted this id."""
         return await self._read(known, route, delivery_id)

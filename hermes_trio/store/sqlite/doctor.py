@@ -23,8 +23,6 @@ from .rows import Database, many, single
 from .schema import VERSION, version_of
 from .search import index_backlog
 
-__all__ = ["Diagnosis", "diagnose", "diagnose_file"]
-
 TABLES: Final = (
     "sessions",
     "messages",

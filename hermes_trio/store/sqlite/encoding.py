@@ -10,20 +10,6 @@ import msgspec
 from hermes_trio.runtime.context import SessionContext
 from hermes_trio.runtime.ports import Message, ToolCall
 
-__all__ = [
-    "MESSAGE_COLUMNS",
-    "clean",
-    "cleaned",
-    "dump",
-    "load",
-    "load_mapping",
-    "load_routing",
-    "merge_patch",
-    "message_from_row",
-    "message_to_row",
-    "routing_text",
-]
-
 MESSAGE_COLUMNS: Final = (
     "role, content, parts, tool_calls, tool_call_id, tool_name, finish_reason, reasoning, token_count,"
     " platform_message_id, timestamp"

@@ -18,14 +18,6 @@ from hermes_trio.store.errors import StoreError, StoreReplaced, translate
 
 from .rows import Database
 
-__all__ = [
-    "MEMORY",
-    "SqliteConnection",
-    "connect",
-    "connect_reader",
-    "enter_wal",
-]
-
 MEMORY: Final = ":memory:"
 
 BUSY_MILLISECONDS: Final = 5_000

@@ -28,22 +28,6 @@ from .roots import close_root
 from .rows import Database, Row, changed, exists, many, one, single, write
 from .verbs import Verbs
 
-__all__ = [
-    "COLUMNS",
-    "ELSEWHERE",
-    "SESSION_ENDED",
-    "SqliteInbox",
-    "abandon_waiting",
-    "claimed_again",
-    "expire_waiting",
-    "first_of",
-    "insert_notice",
-    "row_of",
-    "session_has_ended",
-    "settle_rows",
-    "take_rows",
-]
-
 SESSION_ENDED: Final = "session_ended"
 
 COLUMNS: Final = (
@@ -393,50 +377,39 @@ class SqliteInbox(Verbs):
     """The inbox's part of the store."""
 
     async def add_notice(self, notice: NewNotice) -> int | None:
-        """Write a notice; return its id."""
         return await self._write(insert_notice, self._clock(), notice)
 
     async def accept_message(self, message: NewMessage, *, limit: int | None = None) -> int | None:
-        """Write a message and return its id, or None if its dedupe key was accepted before."""
         return await self._write(accept_message, self._clock(), message, limit)
 
     async def supersede(self, job_id: str) -> int:
-        """Mark the pending notices of a job as seen; return how many there were."""
         return await self._write(supersede, self._clock(), job_id)
 
     async def abandon(self, *, session_id: str, reason: str, root_id: str | None = None) -> int:
-        """Mark the waiting rows of a session as abandoned, or only the notices of one root; return their number."""
         return await self._write(abandon_waiting, self._clock(), session_id, reason, root_id)
 
     async def take_inbox(self, inbox: str, session_key: str, limit: int = 32) -> list[InboxRow]:
-        """Claim the rows of the next turn of a session: one message, or a burst of notices with one destination."""
         if not await self._read(waits, inbox, session_key, self.owner):
             return []
         claim = claim_lane if self.lease_seconds else claim_rows
         return await self._write(claim, self.owner, inbox, session_key, limit)
 
     async def release_inbox(self, rows: Sequence[InboxRow]) -> None:
-        """Release a claim: the rows wait again."""
         await self._write(release_rows, self.owner, tuple(rows))
 
     async def inbox_dead(self, rows: Sequence[InboxRow], *, reason: str, replies: Sequence[NewReply] = ()) -> None:
-        """Make claimed rows dead letters and queue the replies to their senders, in one transaction."""
         await self._write(make_dead_letters, self._clock(), self.owner, tuple(rows), reason, tuple(replies))
 
     async def revive_inbox(self, number: int) -> bool:
-        """Queue a dead letter again; return whether it was one."""
         return await self._write(revive_row, self._clock(), number)
 
     async def list_inbox(self, state: InboxState, page: Page = FIRST_PAGE) -> list[tuple[InboxRow, str]]:
-        """Return the rows in a state, each with its reason, oldest first."""
         return await self._scan(listed, state.value, page)
 
     async def acknowledge(self, ids: Sequence[int]) -> None:
-        """Mark rows as delivered outside any turn."""
         await self._write(acknowledge, self._clock(), self.owner, tuple(ids))
 
     async def waiting_sessions(self, inbox: str) -> list[str]:
-        """Return the session keys for which a row waits in this inbox, the longest waiting first."""
         return await self._read(waiting_keys, inbox, self.owner)
 
     async def inbox_waiting(
@@ -447,5 +420,4 @@ class SqliteInbox(Verbs):
         taken: bool = False,
         kind: InboxKind | None = None,
     ) -> int:
-        """Return how many rows wait, in all inboxes, in one, or for one session; with `taken`, rows that a turn has taken count, too."""
         return await self._read(waiting_count, inbox, session_key, taken, kind)

@@ -15,8 +15,6 @@ from .roots import close_root
 from .rows import Database, Row, changed, equalities, exists, many, one, write
 from .verbs import Verbs
 
-__all__ = ["JOB_COLUMNS", "SqliteJobs", "job_from_row"]
-
 TAIL_LENGTH: Final = 4_000
 """Characters of a job's last output that are stored for the notice after a crash."""
 
@@ -111,23 +109,18 @@ class SqliteJobs(Verbs):
     """The jobs' part of the store."""
 
     async def start_job(self, job: JobStart) -> None:
-        """Write the row of a job before its work exists. Idempotent. Raises `JobRefused` if another job has its id, or the job has ended."""
         await self._write(start_job, self._clock(), self.owner, job)
 
     async def finish_job(self, job: JobFinish) -> int | None:
-        """Write a job's end and its notice in one transaction; return the notice's id if it now waits."""
         return await self._write(finish_job, self._clock(), self.owner, job)
 
     async def note_job_output(self, job_id: str, tail: str) -> None:
-        """Store the last output of a live job, so that a notice after a crash can show it."""
         await self._write(note_output, job_id, tail)
 
     async def get_job(self, job_id: str) -> JobRow | None:
-        """Return a job by its id, or None."""
         return await self._read(get_job, job_id)
 
     async def list_jobs(
         self, *, session_id: str | None = None, live_only: bool = False, page: Page = FIRST_PAGE
     ) -> list[JobRow]:
-        """Return the jobs of one session or of all, the newest first."""
         return await self._read(list_jobs, session_id, live_only, page)

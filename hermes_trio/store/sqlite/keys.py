@@ -16,8 +16,6 @@ from .encoding import clean, dump, load
 from .rows import Database, Row, changed, many, one, write
 from .verbs import Verbs
 
-__all__ = ["SqliteKeys", "hash_key"]
-
 PREFIX: Final = "htk_"
 USE_RESOLUTION: Final = 60.0
 """The resolution of a key's last use, in seconds; it avoids a write per request."""
@@ -79,7 +77,6 @@ class SqliteKeys(Verbs):
     async def create_api_key(
         self, name: str, *, scopes: tuple[str, ...] = (), tenant: str = "", expires_at: float | None = None
     ) -> tuple[ApiKey, str]:
-        """Make a key; return its record and the key itself, which cannot be read again. Without a tenant, the key becomes a new tenant."""
         secret = PREFIX + secrets.token_urlsafe(32)
         key_id = f"key_{secrets.token_hex(8)}"
         now = self._clock()
@@ -88,7 +85,6 @@ class SqliteKeys(Verbs):
         return key, secret
 
     async def find_api_key(self, secret: str) -> ApiKey | None:
-        """Return the record of a valid key, or None."""
         now = self._clock()
         found = await self._read(find, now, hash_key(secret))
         if found is not None and (found.last_used_at is None or now - found.last_used_at > USE_RESOLUTION):
@@ -96,9 +92,7 @@ class SqliteKeys(Verbs):
         return found
 
     async def revoke_api_key(self, key_id: str) -> bool:
-        """Revoke a key at once; return whether it was valid."""
         return await self._write(revoke, self._clock(), key_id)
 
     async def list_api_keys(self, *, include_revoked: bool = False) -> list[ApiKey]:
-        """Return all keys, oldest first."""
         return await self._read(list_all, include_revoked)

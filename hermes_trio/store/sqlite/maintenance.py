@@ -24,8 +24,6 @@ from .sessions import IDLE, INTERRUPTED
 from .verbs import Verbs
 from .writer import Weight
 
-__all__ = ["Prune", "SqliteMaintenance", "expired_counts", "prune_some"]
-
 P = ParamSpec("P")
 
 ROWS_A_STEP: Final = 2_000
@@ -265,10 +263,6 @@ class SqliteMaintenance(SqliteSearch, Verbs):
         tenant: str | None = None,
         dry_run: bool = False,
     ) -> int:
-        """Remove sessions that ended more than `older_than_days` ago, and return how many; with `dry_run`, only count them. Open sessions stay.
-
-        When cancelled, what was removed until then stays removed.
-        """
         before = self._clock() - older_than_days * DAY
         prune = Prune(before=before, source=source, end_reason=end_reason, tenant=tenant)
         if dry_run:

@@ -28,8 +28,6 @@ from .encoding import dump, load_mapping
 from .rows import Database, changed, exists, many, one, write, write_many
 from .verbs import Verbs
 
-__all__ = ["HOSTED", "SqliteNodes", "host_lease", "insert_node", "remove_gone", "remove_node"]
-
 KEPT_SECONDS: Final = 3600.0
 """The time for which a request without an answer is kept."""
 
@@ -264,59 +262,44 @@ class SqliteNodes(Verbs):
     """The nodes' part of the store."""
 
     async def renew_node(self, info: Mapping[str, Any]) -> float | None:
-        """Renew the lease of this node; return in how many seconds the first other one expires. Raises `Fenced` if the row was removed or has expired."""
         return await self._write(renew, self._lease_clock(), self.owner, self.lease_seconds, info)
 
     async def list_nodes(self) -> list[NodeRow]:
-        """Return the nodes that have not been reaped, oldest first."""
         return await self._read(list_nodes)
 
     async def claim_lease(self, name: str) -> bool:
-        """Claim a singleton for this node; return False while another node has it."""
         return await self._write(claim_lease, self._clock(), self.owner, name)
 
     async def release_lease(self, name: str) -> None:
-        """Release a singleton."""
         await self._write(release_lease, self.owner, name)
 
     async def claim_host(self, session_id: str) -> bool:
-        """Bind a session to this node; return False while it is bound to another live node."""
         if await self._read(has_lease, self.owner, host_lease(session_id)):
             return True
         return await self._write(claim_host, self._clock(), self.owner, session_id)
 
     async def release_host(self, session_id: str, node: str) -> None:
-        """Remove the binding of a session to a node, if it is bound to that one."""
         await self._write(release_host, session_id, node)
 
     async def session_host(self, session_id: str) -> SessionHost | None:
-        """Return the node to which a session is bound: by its shell and its files, else by its live jobs; None if it is bound to none, and no turn of
-        another node has it.
-        """
         return await self._read(session_host, session_id, self.owner)
 
     async def ask_node(self, request: NodeRequest) -> bool:
-        """Write a request to a node; return False, with nothing written, if that node has ended."""
         return await self._write(ask, self._clock(), request)
 
     async def take_requests(self, got: Sequence[str] = ()) -> list[NodeRequest]:
-        """Return the requests to this node of which it has not said that it has `got` them, oldest first. What those contain is dropped."""
         if got:
             await self._write(mark_taken, self.owner, got)
         return await self._read(open_requests, self.owner)
 
     async def answer_request(self, request_id: str, value: Mapping[str, Any]) -> None:
-        """Answer a request. An earlier answer stays."""
         await self._write(answer, self._clock(), request_id, value)
 
     async def get_answer(self, request_id: str) -> NodeAnswer | None:
-        """Return the answer to a request, or None while there is none."""
         return await self._read(get_answer, request_id)
 
     async def session_owners(self, session_id: str) -> list[str]:
-        """Return the nodes that have an open turn, a live run, a live job or the shell of a session."""
         return await self._read(session_owners, session_id)
 
     async def lane_owner(self, inbox: str, session_key: str) -> str:
-        """Return the node that works on a row of an inbox for this key; empty if none does."""
         return await self._read(lane_owner, inbox, session_key)

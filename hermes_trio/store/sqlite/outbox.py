@@ -17,8 +17,6 @@ from .encoding import clean, dump, load_mapping
 from .rows import Database, Row, changed, equalities, many, one, single
 from .verbs import Verbs
 
-__all__ = ["SqliteOutbox", "add_replies"]
-
 _COLUMNS: Final = (
     "id, platform, target, text, payload, session_id, turn_id, state, attempts, next_at, error, maybe_duplicate,"
     " created_at, settled_at"
@@ -171,52 +169,42 @@ class SqliteOutbox(Verbs):
     """The outbox's part of the store."""
 
     async def add_outbox(self, entries: Sequence[NewReply], *, session_id: str = "") -> list[int]:
-        """Queue replies outside any turn; return their ids."""
         node = self.owner if self.lease_seconds else ""
         return await self._write(add_replies, self._clock(), session_id, "", tuple(entries), node)
 
     async def claim_outbox(
         self, platform: str, *, limit: int = 16, holding: Sequence[int] = (), waited: Sequence[tuple[int, int]] = ()
     ) -> list[OutboxRow]:
-        """Claim and return the oldest unsent reply of each chat of a platform, where it is due. A claimed row is not returned again until it is retried."""
         return await self._write(claim, self._clock(), self.owner, platform, limit, tuple(holding), tuple(waited))
 
     async def next_outbox_due(
         self, platform: str, *, holding: Sequence[int] = (), waited: Sequence[tuple[int, int]] = ()
     ) -> float | None:
-        """Return the time at which the next reply of a platform can be claimed, or None."""
         return await self._read(next_due, self._clock(), self.owner, platform, tuple(holding), tuple(waited))
 
     async def outbox_sent(self, row: OutboxRow) -> bool:
-        """Record that the platform accepted a reply."""
         change = "state = 'sent', settled_at = ?, error = ''"
         return await self._write(end_attempt, self.owner, row, change, (self._clock(),))
 
     async def outbox_retry(self, row: OutboxRow, *, at: float, error: str) -> bool:
-        """Record a failed attempt and queue the reply for `at`, labelled if `row.maybe_duplicate`."""
         change = "state = 'pending', owner = '', next_at = ?, error = ?, maybe_duplicate = ?"
         return await self._write(end_attempt, self.owner, row, change, (at, clean(error), row.maybe_duplicate))
 
     async def outbox_dead(self, row: OutboxRow, *, error: str) -> bool:
-        """Give up a reply: it becomes a dead letter."""
         change = "state = 'dead', settled_at = ?, error = ?, maybe_duplicate = ?"
         bindings = (self._clock(), clean(error), row.maybe_duplicate)
         return await self._write(end_attempt, self.owner, row, change, bindings)
 
     async def revive_outbox(self, number: int) -> bool:
-        """Queue a dead letter again; return whether it was one."""
         return await self._write(revive, self._clock(), number)
 
     async def list_outbox(
         self, state: OutboxState, page: Page = FIRST_PAGE, *, platform: str | None = None
     ) -> list[OutboxRow]:
-        """Return the replies in a state, oldest first."""
         return await self._scan(listed, state.value, platform, page)
 
     async def replies_to(self, platform: str, target: Mapping[str, object], *, limit: int = 50) -> list[OutboxRow]:
-        """Return the newest replies to one chat, in any state, newest first."""
         return await self._read(to_chat, platform, _target(target), limit)
 
     async def outbox_unsent(self) -> int:
-        """Return how many replies are neither sent nor dead: what a drain reports as undelivered."""
         return await self._read(unsent)

@@ -39,8 +39,6 @@ from .sessions import INTERRUPTED, end_session
 from .verbs import Verbs
 from .writer import Weight
 
-__all__ = ["SqliteRecovery", "reap"]
-
 
 class _Reaper:
     """One run of the reaper. `gone` is the SQL condition that a row's owner is not alive."""
@@ -237,7 +235,6 @@ class SqliteRecovery(Verbs):
     """The name of this node; empty for the only owner of a database."""
 
     async def recover(self, epoch: str) -> Recovery:
-        """Begin a new incarnation of this handle, and reap the work of owners that have ended, its own last incarnation included."""
         last, self.owner = self.owner, secrets.token_hex(16)
         member = self.lease_seconds and (self.node_name, self.lease_seconds)
         return await self._writer.submit(
@@ -245,14 +242,11 @@ class SqliteRecovery(Verbs):
         )
 
     async def reap(self, epoch: str) -> Recovery:
-        """End or requeue everything that belongs to owners that have ended. A node whose lease has expired counts as ended."""
         alone = () if self.lease_seconds else (self.owner,)
         return await self._write_heavily(reap, self._lease_clock(), self.owner, alone, epoch)
 
     async def leave_node(self, epoch: str) -> None:
-        """End this node at once: its remaining work is ended, its singletons are released, and its later writes raise `Fenced`."""
         await self._write_heavily(leave, self._lease_clock(), self.owner, epoch)
 
     async def probe(self) -> None:
-        """Write a row, to learn whether writes succeed."""
         await self._write(set_meta, "probe", str(self._clock()))

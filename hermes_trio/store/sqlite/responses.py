@@ -14,8 +14,6 @@ from .encoding import dump, load
 from .rows import Database, Row, changed, one, single, write
 from .verbs import Verbs
 
-__all__ = ["SqliteResponses", "put_reply", "put_response"]
-
 
 def put_response(db: Database, now: float, response: StoredResponse, limit: int) -> None:
     """Store a response (the final one replaces a snapshot) and point its conversation to it."""
@@ -142,24 +140,19 @@ class SqliteResponses(Verbs):
     _response_limit: int
 
     async def put_response(self, response: StoredResponse) -> None:
-        """Store a response outside any turn's commit (a snapshot of one that is still in progress)."""
         await self._write(put_response, self._clock(), response, self._response_limit)
 
     async def get_response(self, tenant: str | None, response_id: str) -> StoredResponse | None:
-        """Return a tenant's response (any tenant's if `tenant` is None), or None. Reading it makes it the most recently used one."""
         found = await self._read(get_response, tenant, response_id)
         if found is not None:
             self._post(touch_response, self._clock(), response_id)
         return found
 
     async def delete_response(self, tenant: str | None, response_id: str) -> bool:
-        """Delete a response and the names that point to it; return whether there was one."""
         return await self._write(delete_response, tenant, response_id)
 
     async def latest_response(self, tenant: str, conversation: str) -> str | None:
-        """Return the id of the newest response of a conversation, or None."""
         return await self._read(latest_of, tenant, conversation)
 
     async def get_reply(self, tenant: str, route: str, key: str, fingerprint: str) -> IdempotentReply | None:
-        """Return the stored reply to an idempotency key, or None. Raises `IdempotencyConflict` if the key was used with another body."""
         return await self._read(get_reply, self._clock(), tenant, route, key, fingerprint)

@@ -19,8 +19,6 @@ from .rows import Database, changed, exists, many, one, write
 from .sessions import INTERRUPTED
 from .verbs import Verbs
 
-__all__ = ["ATTEMPTS", "SqliteResumptions", "end_interrupted", "forget_resumption", "keep_resumption", "refusal"]
-
 ATTEMPTS: Final = 3
 """How often a run is begun at most, the first time included."""
 
@@ -205,12 +203,9 @@ class SqliteResumptions(Verbs):
     """The part of the store for runs that are begun again."""
 
     async def claim_interrupted(self, epoch: str, most: int | None = None) -> list[ResumedRun]:
-        """Claim interrupted runs that no node has, all or at `most` so many, for their next attempt; return all that this node has claimed and that have
-        not ended."""
         if not await self._read(has_claimable, self.owner, most):
             return []
         return await self._write(claim, self._clock(), self.owner, self.lease_seconds > 0, epoch, most)
 
     async def stop_resuming(self, epoch: str, *, run_id: str = "", session_id: str = "") -> None:
-        """Note that a run, or the runs of a session, are not begun again if they are interrupted; end those that wait for their next attempt."""
         await self._write(stop, self._clock(), self.owner, epoch, run_id, session_id)

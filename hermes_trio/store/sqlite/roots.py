@@ -9,8 +9,6 @@ from hermes_trio.runtime.ports import ROOT_TOPIC
 from .rows import Database, exists, one, single
 from .verbs import Verbs
 
-__all__ = ["SqliteRoots", "close_root", "root_wakes", "session_promised"]
-
 _COUNTS: Final = """
 SELECT (SELECT count(*) FROM inbox WHERE settled_at IS NULL AND state = 'pending'),
        (SELECT count(*) FROM outbox WHERE settled_at IS NULL),
@@ -59,18 +57,14 @@ class SqliteRoots(Verbs):
     """The roots' part of the store."""
 
     async def root_open(self, root_id: str) -> bool:
-        """Return whether a job of this root is live, or a notice of it waits or is in a turn."""
         return await self._read(root_open, root_id)
 
     async def backlog(self) -> dict[str, int]:
-        """Return how many rows wait, by kind: `inbox`, `outbox`, `approvals`, `runs`, `jobs`. Raises `StoreReplaced`."""
         self._writer.check_file()
         return await self._read(count_backlog)
 
     async def root_wakes(self, root_id: str) -> int:
-        """Return how many turns have begun with notices of this root."""
         return await self._read(root_wakes, root_id)
 
     async def session_promised(self, session_id: str) -> int:
-        """Return the number of pending completions of a session."""
         return await self._read(session_promised, session_id)

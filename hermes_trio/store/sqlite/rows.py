@@ -5,21 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-__all__ = [
-    "Cursor",
-    "Database",
-    "Row",
-    "changed",
-    "exists",
-    "many",
-    "marks",
-    "one",
-    "roll_back",
-    "single",
-    "write",
-    "write_many",
-]
-
 Row = tuple[Any, ...]
 
 

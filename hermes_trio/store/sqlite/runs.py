@@ -16,18 +16,6 @@ from .resumptions import forget_resumption, keep_resumption
 from .rows import Database, Row, changed, equalities, exists, many, one, single, write, write_many
 from .verbs import Verbs
 
-__all__ = [
-    "COLUMNS",
-    "SqliteRuns",
-    "begin_run",
-    "finish_run",
-    "insert_events",
-    "last_events",
-    "run_from_row",
-    "update_status",
-    "usage_report",
-]
-
 COLUMNS: Final = (
     "run_id, session_id, turn_id, model, tenant, input_preview, idempotency_key, fingerprint, status, last_event,"
     " created_at, updated_at, ended_at, output, usage, error, error_code, owner, attempt"
@@ -209,23 +197,18 @@ class SqliteRuns(Verbs):
         await self._write(append_events, self._clock(), tuple(events))
 
     async def set_run_status(self, run_id: str, status: RunStatus) -> None:
-        """Set the status of a live run of this node to another live status; an ended run is not changed."""
         await self._write(update_status, self._clock(), run_id, status.value)
 
     async def get_run(self, run_id: str) -> RunRow | None:
-        """Return a run by its id, or None."""
         return await self._read(get_run, run_id)
 
     async def list_runs(self, which: RunFilter = ALL_RUNS, page: Page = FIRST_PAGE) -> list[RunRow]:
-        """Return runs, the newest first."""
         return await self._scan(list_runs, which, page)
 
     async def events_after(
         self, run_id: str, number: int = 0, *, limit: int = 500, most_bytes: int = EVENT_PAGE_BYTES
     ) -> list[EventRow]:
-        """Return the events of a run after a number, in order: at most `limit` events and `most_bytes`, but at least one. Empty at the end."""
         return await self._read(events_after, run_id, number, limit, most_bytes)
 
     async def event_epoch(self, run_id: str, number: int) -> str | None:
-        """Return the epoch in which an event was written, or None if it is not stored. Used to check a reader's `Last-Event-ID`."""
         return await self._read(epoch_of, run_id, number)

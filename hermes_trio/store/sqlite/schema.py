@@ -21,8 +21,6 @@ from .files import MEMORY
 from .migrations import MIGRATIONS, Migration
 from .rows import Database, many, one
 
-__all__ = ["APPLICATION_ID", "VERSION", "backup_path", "check_ours", "migrate", "version_of"]
-
 APPLICATION_ID: Final = 0x48545253
 """`HTRS`, in the file's header: identifies the program of the database to `file(1)` and to `check_ours`."""
 

@@ -22,17 +22,6 @@ from .cursors import get_meta, set_meta
 from .rows import Database, Row, equalities, many, marks, one, write
 from .verbs import Verbs
 
-__all__ = [
-    "QUERY_LENGTH",
-    "QUERY_TERM",
-    "SPACELESS",
-    "TERM_LIMIT",
-    "SqliteSearch",
-    "hit_from_row",
-    "index_backlog",
-    "index_next",
-]
-
 QUERY_LENGTH: Final = 2_048
 TERM_LIMIT: Final = 32
 INDEX_BATCH: Final = 200
@@ -232,7 +221,6 @@ class SqliteSearch(Verbs):
     """Search's part of the store."""
 
     async def search_messages(self, query: SearchQuery, page: Page = FIRST_HITS) -> list[SearchHit]:
-        """Find messages, after indexing what is committed. No query is malformed: one without a usable term finds nothing."""
         await self.index_messages()
         return await self._scan(search, query, page)
 

@@ -37,8 +37,6 @@ from .rows import Database, Row, changed, equalities, exists, many, one, single,
 from .transcript import add_messages, archive_messages, first_words, history, history_page
 from .verbs import Verbs
 
-__all__ = ["INTERRUPTED", "SESSION_COLUMNS", "SqliteSessions", "end_session", "new_session_id", "session_from_row"]
-
 TITLE_LENGTH: Final = 100
 HISTORY_POINT: Final = 256
 """Transcripts of up to this many messages are read on the loop."""
@@ -427,10 +425,6 @@ class SqliteSessions(Verbs):
     _token: Callable[[int], str]
 
     async def resolve_session(self, context: SessionContext, *, source: str, fresh: bool = False) -> str:
-        """Return the id of the open session of `context.session_key`; make one if there is none, or if `fresh`.
-
-        One that ended as `idle` is reopened; one that ended otherwise is not reused. `fresh` leaves the old session as it is.
-        """
         if context.session_key and not fresh:
             known = await self._read(open_session_of, context.session_key)
             if known is not None:
@@ -439,32 +433,26 @@ class SqliteSessions(Verbs):
         return await self._write(resolve_session, now, context, source, fresh, new_session_id(now, self._token))
 
     async def load_history(self, session_id: str) -> list[Message]:
-        """Return the live messages of a session, oldest first; empty for an unknown session."""
         page = await self._read(history_page, session_id, HISTORY_POINT)
         return page if page is not None else await self._scan(history, session_id)
 
     async def get_session(self, session_id: str) -> SessionRow | None:
-        """Return a session by its id, or None."""
         return await self._read(get_session, session_id)
 
     async def session_of(self, session_key: str) -> SessionRow | None:
-        """Return the session of a key, open or ended, or None."""
         found = await self._read(routed_session, session_key)
         return None if found is None else await self._read(get_session, found[0])
 
     async def list_sessions(self, which: SessionFilter = ALL_SESSIONS, page: Page = FIRST_PAGE) -> list[SessionRow]:
-        """Return sessions, the newest activity first."""
         return await self._scan(list_sessions, which, page)
 
     async def create_session(self, new: NewSession) -> SessionRow:
-        """Make a session. Raises `SessionExists`, `InvalidTitle` or `TitleTaken`, with nothing written."""
         now = self._clock()
         if not new.id:
             new = _with_id(new, new_session_id(now, self._token))
         return await self._write(create_session, now, new)
 
     async def claim_session(self, new: NewSession) -> SessionRow:
-        """Return the tenant's session of that id; make it if there is none. Raises `ForeignSession` if it belongs to another tenant."""
         return await self._write(claim_session, self._clock(), new)
 
     async def patch_session(
@@ -476,65 +464,50 @@ class SqliteSessions(Verbs):
         end_reason: str | None = None,
         tenant: str | None = None,
     ) -> SessionRow:
-        """Change the title (with `set_title`; None or empty clears it) and end the session, in one transaction. See `delete_session`."""
         return await self._write(patch_session, self._clock(), session_id, title, set_title, end_reason, tenant)
 
     async def end_session(self, session_id: str, reason: str) -> bool:
-        """End a session and abandon its waiting rows; the first reason wins. Returns whether this call ended it."""
         return await self._write(end_session, self._clock(), session_id, reason)
 
     async def conclude_interrupted(
         self, session_id: str, *, reason: str, mark: str, replies: Sequence[NewReply] = ()
     ) -> bool:
-        """Give an interrupted session the end reason of its interface, and report the interruption if there is a value under `mark`."""
         node = self.owner if self.lease_seconds else ""
         return await self._write(conclude_interrupted, self._clock(), session_id, reason, mark, tuple(replies), node)
 
     async def reopen_session(self, session_id: str) -> bool:
-        """Reopen an ended session; return whether it had ended."""
         return await self._write(reopen_session, self._clock(), session_id)
 
     async def delete_session(self, session_id: str, *, tenant: str | None = None) -> int:
-        """Delete a session and its sub-agents' sessions; branches are detached. Returns how many were deleted.
-
-        With a tenant, a session of another one raises `ForeignSession`, and nothing is deleted.
-        """
         return await self._write_heavily(delete_session, self._clock(), session_id, tenant)
 
     async def fork_session(
         self, session_id: str, *, new_id: str = "", title: str | None = None, tenant: str | None = None
     ) -> SessionRow:
-        """Branch a session into a new one with a copy of its messages and end the old one as `branched`, in one transaction."""
         now = self._clock()
         return await self._write_heavily(
             fork_session, now, session_id, new_id or new_session_id(now, self._token), title, tenant
         )
 
     async def new_session(self, session_key: str, *, source: str, reason: str = "session_reset") -> str:
-        """End the session of a key and make a new one for the key; return the new id."""
         now = self._clock()
         return await self._write(start_over, now, session_key, source, reason, new_session_id(now, self._token))
 
     async def switch_session(self, session_key: str, session_id: str, *, reason: str = "session_switch") -> SessionRow:
-        """Point a key to another session: end the current one and reopen the other."""
         return await self._write(switch_session, self._clock(), session_key, session_id, reason)
 
     async def append_messages(self, session_id: str, messages: Sequence[Message]) -> None:
-        """Append messages to a transcript outside any turn."""
         await self._write(append_messages, self._clock(), session_id, tuple(messages))
 
     async def replace_history(self, session_id: str, messages: Sequence[Message]) -> None:
-        """Compact a transcript: archive the live messages (search still finds them) and put these in their place."""
         await self._write(replace_history, self._clock(), session_id, tuple(messages))
 
     async def list_messages(
         self, session_id: str, page: Page = FIRST_MESSAGES, *, include_archived: bool = False
     ) -> list[StoredMessage]:
-        """Return the messages of a session with their numbers, oldest first."""
         return await self._scan(stored_messages, session_id, page, include_archived)
 
     async def session_prompt(self, session_id: str) -> tuple[str | None, str | None]:
-        """Return the session's own system prompt and model configuration (JSON text), each None if it has none."""
         return await self._read(prompt_of, session_id)
 
 

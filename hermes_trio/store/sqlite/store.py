@@ -52,8 +52,6 @@ from .turns import SqliteTurns
 from .verbs import OwnReads, Reads, SharedReads, Writes
 from .writer import InlineWorker, ThreadWorker, Worker, Writer, WriterStatistics
 
-__all__ = ["Runner", "SqliteStore", "open_store", "run_maintenance", "secret_of"]
-
 READER_THREADS: Final = 4
 
 INDEX_SECONDS: Final = 15.0
@@ -147,7 +145,6 @@ class SqliteStore(
         yield handle
 
     def subscribe(self, topic: str, wake: Wake, key: str | None = None) -> AbstractContextManager[None]:
-        """Call `wake(key)` after each commit that concerns `topic` and `key` (any key for None), for the body of the `with`."""
         return self._signals.subscribe(topic, wake, key)
 
     @contextmanager

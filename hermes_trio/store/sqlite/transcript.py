@@ -10,8 +10,6 @@ from hermes_trio.runtime.ports import Message
 from .encoding import MESSAGE_COLUMNS, message_from_row, message_to_row
 from .rows import Database, many, single, write, write_many
 
-__all__ = ["add_messages", "archive_messages", "first_words", "history", "history_page"]
-
 PREVIEW_LENGTH: Final = 120
 
 _INSERT: Final = f"INSERT INTO messages (session, {MESSAGE_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"

@@ -26,8 +26,6 @@ from .runs import begin_run, finish_run, insert_events, update_status
 from .transcript import add_messages, first_words
 from .verbs import Verbs
 
-__all__ = ["ALSO", "SqliteTurns", "no_wakes_left", "put_also"]
-
 _BEGIN: Final = """
 INSERT INTO sessions (id, source, tenant, session_key, user_id, model, parent_session_id, lineage, routing, one_shot,
     open_turn, started_at, last_active, owner)
@@ -269,14 +267,7 @@ class SqliteTurns(Verbs):
     _response_limit: int
 
     async def begin_turn(self, start: TurnStart) -> None:
-        """Commit the beginning of a turn before it runs: its run, its session, the messages that it takes.
-
-        Raises `AlreadyStarted` or `IdempotencyConflict` for a run whose idempotency key is known, and `ForeignSession` for a session of another
-        tenant; nothing is written then. With `start.hold` it also takes the lock of the session: `SessionHeld` if a turn of another node has it.
-        `BudgetExhausted` if the notices of one of `start.roots` have started `start.wakes` other turns.
-        """
         await self._write(begin_turn, self._clock(), self.owner, start)
 
     async def finish_turn(self, finish: TurnFinish) -> bool:
-        """Commit everything that a turn leaves behind in one transaction; return whether it ended its session."""
         return await self._write(finish_turn, self._clock(), self.owner, finish, self._response_limit)

@@ -22,8 +22,6 @@ from hermes_trio.store.errors import translate
 from .rows import Database, exists, roll_back
 from .writer import Weight, WriterStatistics
 
-__all__ = ["Reads", "Verbs", "Writes"]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 

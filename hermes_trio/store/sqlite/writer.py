@@ -36,8 +36,6 @@ from hermes_trio.store.signals import Signals
 from .files import BUSY_MILLISECONDS, DatabaseFile
 from .rows import Database, roll_back
 
-__all__ = ["InlineWorker", "ThreadWorker", "Weight", "Worker", "Writer", "WriterStatistics", "run_now"]
-
 T = TypeVar("T")
 
 QUEUE_LIMIT: Final = 4096

@@ -23,8 +23,6 @@ from hermes_trio.store.records import ApprovalChoice
 from hermes_trio.testing.fakes import ScriptedAgent
 from hermes_trio.testing.faults import StoreFaults
 
-__all__ = ["AdapterBench", "AdapterContract", "RecordingHub"]
-
 
 class AdapterBench(ABC):
     """An adapter with the platform behind it, as the contract uses them. `chat_id` is a chat in which `write` writes and the agent may answer."""

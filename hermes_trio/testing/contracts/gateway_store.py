@@ -64,25 +64,6 @@ from hermes_trio.testing.rows import completion_states, grant_category, inbox_st
 
 from .store import StoreContract
 
-__all__ = [
-    "AccessStoreContract",
-    "ApprovalStoreContract",
-    "CronStoreContract",
-    "CursorStoreContract",
-    "DeliveryStoreContract",
-    "GatewayStoreContract",
-    "InboxStoreContract",
-    "JobStoreContract",
-    "KeyStoreContract",
-    "MaintenanceStoreContract",
-    "NodeStoreContract",
-    "OutboxStoreContract",
-    "ResponseStoreContract",
-    "RunStoreContract",
-    "SearchStoreContract",
-    "SessionStoreContract",
-]
-
 INBOX = "contract"
 KEY = "agent:main:contract:dm:1"
 

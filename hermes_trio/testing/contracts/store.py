@@ -31,8 +31,6 @@ from hermes_trio.runtime.ports import (
 from hermes_trio.store.errors import CommitUncertain, StoreError
 from hermes_trio.testing.faults import StoreFaults
 
-__all__ = ["StoreContract"]
-
 T = TypeVar("T")
 
 INBOX = "contract"

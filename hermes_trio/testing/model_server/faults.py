@@ -13,8 +13,6 @@ import trio
 from .formats import Format
 from .script import Fault, ScriptedCall
 
-__all__ = ["INSTEAD_OF_HEADERS", "Dropped", "data", "inject_fault", "inject_header_fault"]
-
 LONG_LINE: Final = 10 * 1024 * 1024
 INSTEAD_OF_HEADERS: Final = frozenset({Fault.SILENT, Fault.NOT_HTTP, Fault.ENDLESS_HEADERS})
 

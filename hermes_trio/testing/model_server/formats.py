@@ -15,8 +15,6 @@ from hermes_trio.runtime.ports import ToolCall
 
 from .script import ScriptedAnswer, ScriptedCall, ScriptedRefusal
 
-__all__ = ["CHAT", "MESSAGES", "Format", "format_of"]
-
 Json = dict[str, Any]
 
 

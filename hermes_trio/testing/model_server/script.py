@@ -12,8 +12,6 @@ import trio
 from hermes_trio.runtime.outcome import Usage
 from hermes_trio.runtime.ports import ToolCall
 
-__all__ = ["Fault", "Reply", "ScriptedAnswer", "ScriptedCall", "ScriptedRefusal"]
-
 
 class Fault(Enum):
     """How an answer fails after `fault_after` of its events."""

@@ -15,8 +15,6 @@ from .faults import INSTEAD_OF_HEADERS, Dropped, data, inject_fault, inject_head
 from .formats import CHAT, Format, format_of
 from .script import Fault, Reply, ScriptedAnswer, ScriptedCall, ScriptedRefusal
 
-__all__ = ["ModelServer", "open_model_server"]
-
 BODY_LIMIT: Final = 64 * 1024 * 1024
 
 

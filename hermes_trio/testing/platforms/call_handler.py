@@ -11,8 +11,6 @@ from .faults import Delay, Drop, FaultScript, RateLimited, ServerError
 from .ledger import WAIT_SECONDS, CallLedger, RecordedCall
 from .server import ConnectionDropped, FakeReply
 
-__all__ = ["FakeCallHandler"]
-
 
 @final
 class FakeCallHandler:

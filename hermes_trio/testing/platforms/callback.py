@@ -10,8 +10,6 @@ import attrs
 import h11
 import trio
 
-__all__ = ["Callback", "post"]
-
 READ_SIZE = 65536
 
 

@@ -7,8 +7,6 @@ from typing import final
 
 import trio
 
-__all__ = ["Changes"]
-
 
 @final
 class Changes:

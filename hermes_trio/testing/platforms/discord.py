@@ -22,8 +22,6 @@ from .fake import FakePlatform
 from .ledger import WAIT_SECONDS, CallLedger
 from .server import FakeReply, FakeRequest, open_loopback_server
 
-__all__ = ["DiscordMessage", "FakeDiscord", "open_fake_discord"]
-
 TEXT_CHANNEL, DM_CHANNEL, PUBLIC_THREAD = 0, 1, 11
 COMMAND_INTERACTION, COMPONENT_INTERACTION = 2, 3
 REPLY_NOW, REPLY_LATER, UPDATE_LATER, UPDATE_NOW = 4, 5, 6, 7

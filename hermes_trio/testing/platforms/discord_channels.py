@@ -8,8 +8,6 @@ import attrs
 
 from .fake import SentMessage
 
-__all__ = ["DiscordMessage", "FakeChannel", "FakeInteraction", "person"]
-
 
 @final
 @attrs.define

@@ -21,8 +21,6 @@ from .ledger import WAIT_SECONDS, CallLedger
 from .server import FakeRequest
 from .sockets import FakeSockets
 
-__all__ = ["FakeDiscordGateway", "GatewayEntry", "Intent"]
-
 DISPATCH, HEARTBEAT, IDENTIFY, PRESENCE, VOICE, RESUME = 0, 1, 2, 3, 4, 6
 RECONNECT, MEMBERS, INVALID_SESSION, HELLO, HEARTBEAT_ACK = 7, 8, 9, 10, 11
 

@@ -14,8 +14,6 @@ import trio
 from .faults import RateLimited
 from .server import FakeReply
 
-__all__ = ["Bucket", "DiscordRefusal", "check_commands", "check_message", "form_error", "rate_limited"]
-
 CONTENT_LIMIT = 2000
 ACTION_ROW, BUTTON, LINK_STYLE = 1, 2, 5
 COMMAND_NAME = re.compile(r"[-_'\w]{1,32}")

@@ -15,8 +15,6 @@ from .faults import Fault, RateLimited
 from .ledger import CallLedger, RecordedCall
 from .server import FakeReply, LoopbackServer
 
-__all__ = ["FakePlatform", "SentMessage"]
-
 
 @attrs.define
 class SentMessage:

@@ -11,8 +11,6 @@ from typing import final
 
 import attrs
 
-__all__ = ["ANY", "Delay", "Drop", "Fault", "FaultScript", "RateLimited", "ServerError"]
-
 # Matches every method of the platform.
 ANY = "*"
 

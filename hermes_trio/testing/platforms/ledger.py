@@ -14,8 +14,6 @@ import trio
 
 from .changes import Changes
 
-__all__ = ["CallLedger", "NothingArrived", "RecordedCall"]
-
 WAIT_SECONDS = 5.0
 SHOWN_ENTRIES = 12
 

@@ -10,8 +10,6 @@ from typing import Any, Final, final
 
 import attrs
 
-__all__ = ["MarkupError", "parse_markdown_v2", "utf16_length"]
-
 RESERVED: Final = frozenset(b"_*[]()~`>#+-=|{}.!")
 BACKTICK, BACKSLASH, NEWLINE, RETURN = b"`"[0], b"\\"[0], b"\n"[0], b"\r"[0]
 # Only these have an effect inside code.

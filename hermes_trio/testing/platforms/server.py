@@ -23,8 +23,6 @@ from wsproto.events import Request as UpgradeRequest
 from hermes_trio.messaging.errors import single_failure
 from hermes_trio.net.websocket import WebSocket
 
-__all__ = ["ConnectionDropped", "FakeReply", "FakeRequest", "LoopbackServer", "open_loopback_server"]
-
 READ_SIZE = 65536
 MAX_BODY_BYTES = 16 * 1024 * 1024
 

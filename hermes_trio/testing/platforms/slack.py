@@ -24,8 +24,6 @@ from .server import FakeReply, FakeRequest, open_loopback_server
 from .slack_blocks import POST_TEXT_LIMIT, UPDATE_TEXT_LIMIT, SlackRefusal, check_content
 from .slack_delivery import FakeSlackSocket, SlackDeliveries
 
-__all__ = ["FakeSlack", "SlackMessage", "open_fake_slack"]
-
 RESPONSE_URL_USES = 5
 
 

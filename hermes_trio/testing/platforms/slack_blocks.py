@@ -7,8 +7,6 @@ from typing import Any, final
 
 import msgspec
 
-__all__ = ["SlackRefusal", "check_content"]
-
 POST_TEXT_LIMIT = 40_000
 UPDATE_TEXT_LIMIT = 4_000
 MAX_BLOCKS = 50

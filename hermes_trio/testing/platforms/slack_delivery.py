@@ -25,8 +25,6 @@ from .ledger import CallLedger
 from .server import FakeRequest
 from .sockets import FakeSockets
 
-__all__ = ["Acknowledgement", "FakeSlackSocket", "SlackDeliveries", "SlackDelivery", "sign"]
-
 MAX_RETRIES = 3
 MAX_QUEUED = 100_000
 

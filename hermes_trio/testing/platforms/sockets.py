@@ -14,8 +14,6 @@ from hermes_trio.net.websocket import SocketClosed, WebSocket
 from .changes import Changes
 from .ledger import WAIT_SECONDS
 
-__all__ = ["FakeSockets"]
-
 C = TypeVar("C")
 
 

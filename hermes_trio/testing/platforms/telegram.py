@@ -39,8 +39,6 @@ from .telegram_arguments import (
 )
 from .telegram_chats import BotMessage, FakeChat
 
-__all__ = ["BotMessage", "FakeTelegram", "open_fake_telegram"]
-
 CHAT_ACTIONS = frozenset(
     {
         "typing",

@@ -15,20 +15,6 @@ import msgspec
 from .markdown_v2 import MarkupError, parse_markdown_v2, utf16_length
 from .server import FakeReply, FakeRequest
 
-__all__ = [
-    "TelegramRefusal",
-    "arguments_of",
-    "bad_request",
-    "boolean",
-    "command_entities",
-    "formatted_text",
-    "inline_keyboard",
-    "integer",
-    "string",
-    "structure",
-    "without_reply",
-]
-
 TEXT_LIMIT = 4096
 CALLBACK_DATA_BYTES = 64
 

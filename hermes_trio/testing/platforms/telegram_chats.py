@@ -8,8 +8,6 @@ import attrs
 
 from .fake import SentMessage
 
-__all__ = ["BotMessage", "FakeChat"]
-
 
 @final
 @attrs.define

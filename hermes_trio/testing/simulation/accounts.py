@@ -24,23 +24,6 @@ from .script import marks, options_of
 if TYPE_CHECKING:
     from .world import World
 
-__all__ = [
-    "answers_to_approvals_are_written",
-    "budgets_are_kept",
-    "count_tasks",
-    "deliveries_without_an_agent_are_shown_once",
-    "drained_nodes_are_silent",
-    "left_over",
-    "notices_reach_the_agent",
-    "notices_reach_the_program_once",
-    "pages_miss_nothing",
-    "plain",
-    "replies_are_in_their_threads",
-    "replies_are_queued_once",
-    "replies_are_sent_once",
-    "streams_are_whole",
-]
-
 FLUSH_SECONDS: Final = 10.1
 """Seconds for which a drained node may send the replies that its last turns left: the grace of its server (5), then the time for the flush (5)."""
 

@@ -11,8 +11,6 @@ from typing import Any, Final
 
 from hermes_trio.base.retention import DAY, Retention
 
-__all__ = ["SHORT_RETENTION", "Archive"]
-
 _SHORT: Final = 15 / DAY
 _LONGER: Final = 150 / DAY
 """For what recognises repetitions, which platforms and clients of a world send within two minutes."""

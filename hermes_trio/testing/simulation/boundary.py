@@ -41,10 +41,7 @@ from hermes_trio.store.sqlite.files import MEMORY
 from hermes_trio.store.sqlite.schema import migrate
 from hermes_trio.tools.warden.sandbox import Protections
 
-from .habits import EPOCH
 from .threads import simulated_entry_points, wait_out_virtually
-
-__all__ = ["EPOCH", "Boundary", "OutsideWorld", "SimulationBreach"]
 
 MOST_BATCHES: Final = 50_000
 """The number of scheduler rounds in one instant of virtual time that counts as an endless loop, which fails the simulation."""

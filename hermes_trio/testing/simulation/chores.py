@@ -34,8 +34,6 @@ from .program import Step
 if TYPE_CHECKING:
     from .world import World
 
-__all__ = ["CHORES", "Chores"]
-
 T = TypeVar("T")
 
 RETRIES: Final = 40

@@ -12,8 +12,6 @@ import h11
 import msgspec
 import trio
 
-__all__ = ["Answer", "Connects", "EventSource", "NoAnswer", "StreamedEvent", "request", "stream"]
-
 
 class NoAnswer(Exception):
     """Raised if no complete response came: the connection was refused or broke, or the time-out expired."""

@@ -23,8 +23,6 @@ from hermes_trio.store.sqlite.writer import Weight, WriterStatistics
 
 from .trace import Trace
 
-__all__ = ["LEASE_SECONDS", "Balancer", "NodeSignals", "SignalNetwork", "WatchedWrites"]
-
 T = TypeVar("T")
 
 POLL_SECONDS: Final = 2.0

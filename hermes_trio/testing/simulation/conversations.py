@@ -19,21 +19,6 @@ if TYPE_CHECKING:
     from .trace import Moment
     from .world import World
 
-__all__ = [
-    "answers_are_whole",
-    "commands_were_allowed",
-    "conversations_are_remembered",
-    "endings_have_causes",
-    "failed_sends_pause",
-    "handled_work_is_answered",
-    "interrupted_turns",
-    "new_conversations_are_new",
-    "notices_are_about_their_jobs",
-    "notices_are_told_once",
-    "old_work_is_over",
-    "slots_are_accounted_for",
-]
-
 SLOT_SECONDS: Final = 180.0
 """The seconds between two slots of the schedule of `WorldSettings.cron`."""
 

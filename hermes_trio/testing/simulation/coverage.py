@@ -14,8 +14,6 @@ from hermes_trio.testing.faults import READ_VERBS, STORE_VERBS
 from .disk import DISK_ERRORS, DISK_POINTS
 from .targets import COMMAND_VERBS, UNCALLED
 
-__all__ = ["Coverage"]
-
 KINDS: Final = ("before", "after", "slow", "full", "crash before", "crash after")
 
 UNCRASHED: Final[Mapping[str, str]] = {

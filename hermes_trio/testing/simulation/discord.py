@@ -18,8 +18,6 @@ from .node import caller_of
 from .platform import CRON_CHAT, FIRST_PERSON, GROUP_CHAT, WEBHOOK_CHAT, ShownMessage, SimulatedPlatform
 from .program import PEOPLE
 
-__all__ = ["SimulatedDiscord"]
-
 TOKEN: Final = "simulated-discord-token"
 HEARTBEAT_SECONDS: Final = 41.25
 

@@ -12,8 +12,6 @@ from typing import Any, Final
 import apsw
 import attrs
 
-__all__ = ["DISK_ERRORS", "DISK_POINTS", "SimulatedDisk"]
-
 DISK_POINTS: Final = ("begin", "statement", "commit", "rollback")
 
 DISK_ERRORS: Final[dict[str, Callable[[str], Exception]]] = {

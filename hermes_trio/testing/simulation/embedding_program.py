@@ -20,8 +20,6 @@ from hermes_trio.runtime.outcome import Outcome
 from hermes_trio.runtime.ports import InboxRow, NewMessage
 from hermes_trio.runtime.runtime import Runtime
 
-__all__ = ["EMBEDDING", "JOBS", "MAILBOX", "WAKES", "EmbeddingProgram", "EmbeddingSeen"]
-
 EMBEDDING: Final = "embedding"
 
 WAKES: Final = 2

@@ -15,20 +15,6 @@ import attrs
 if TYPE_CHECKING:
     from .program import Step
 
-__all__ = [
-    "BUSY",
-    "CHANGES",
-    "EPOCH",
-    "INTERRUPTING",
-    "NIGHTLY",
-    "NIGHTLY_JOB",
-    "ZONE",
-    "busy_of",
-    "has_upkeep",
-    "start_of",
-    "with_habits",
-]
-
 EPOCH: Final = 1_790_000_000.0
 """The start of most worlds, in seconds since 1970: a Monday in September 2026."""
 

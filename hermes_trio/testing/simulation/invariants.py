@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from .trace import Moment
     from .world import World
 
-__all__ = ["INVARIANTS", "Invariant", "check_invariants", "held_rows"]
-
 Invariant = Callable[["World"], Iterable[str]]
 
 LIMITED_RUNS: Final = 3

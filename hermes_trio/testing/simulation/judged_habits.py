@@ -23,16 +23,6 @@ if TYPE_CHECKING:
     from .trace import Moment
     from .world import World
 
-__all__ = [
-    "calls_are_executed_once",
-    "everything_stopped_is_over",
-    "files_stay_where_they_are",
-    "interrupted_turns_end",
-    "nightly_job_has_its_slots",
-    "only_ended_work_is_removed",
-    "steered_messages_are_used_once",
-]
-
 INTERRUPT_SECONDS: Final = 10.0
 """Seconds within which a turn ends that a newer message interrupts: other nodes look for requests every two seconds, and a process gets a grace."""
 

@@ -13,8 +13,6 @@ from typing import Any, Final
 import msgspec
 import trio
 
-__all__ = ["MCP_COMMAND", "SimulatedMcpServer"]
-
 MCP_COMMAND: Final = "simulated-mcp"
 AWAY_SECONDS: Final = 30.0
 VERSION: Final = "2025-06-18"

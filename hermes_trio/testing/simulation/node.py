@@ -33,17 +33,6 @@ from .embedding_program import MAILBOX, EmbeddingProgram, EmbeddingSeen
 from .processes import SimulatedKernel
 from .trace import Trace
 
-__all__ = [
-    "ADMIN_KEY",
-    "CrashPoint",
-    "FencedStore",
-    "PowerLost",
-    "SimulatedNode",
-    "caller_of",
-    "current_node",
-    "is_paused",
-]
-
 ADMIN_KEY: Final = "simulated-admin-key-0123456789"
 
 current_node: ContextVar[SimulatedNode | None] = ContextVar("simulated_node", default=None)

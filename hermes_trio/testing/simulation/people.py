@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from .chores import Chores
     from .world import World
 
-__all__ = ["ChatSeen", "PageSeen", "People", "Promise", "RunSeen", "SaidOnPage", "WebhookSeen", "file_text"]
-
 WEBHOOK_SECRET: Final = "simulated-webhook-secret-0123456789"
 ATTEMPTS: Final = 40
 """The number of attempts for a request that gets no response, one every five seconds."""

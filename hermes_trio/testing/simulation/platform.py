@@ -18,8 +18,6 @@ from hermes_trio.testing.platforms.server import LoopbackServer
 from .node import caller_of
 from .program import METHODS, PEOPLE
 
-__all__ = ["CRON_CHAT", "FIRST_PERSON", "GROUP_CHAT", "WEBHOOK_CHAT", "ShownMessage", "SimulatedPlatform"]
-
 FIRST_PERSON: Final = 500
 """The number of the first person and of the direct chat with them; the others follow."""
 

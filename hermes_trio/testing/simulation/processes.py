@@ -21,8 +21,6 @@ from hermes_trio.tools.warden.process import KeptProcess
 
 from .mcp_server import MCP_COMMAND, SimulatedMcpServer
 
-__all__ = ["SimulatedKernel", "SimulatedProcess"]
-
 CHATTER: Final = b"more and more and more\n"
 FIRST_PID: Final = 1000
 

@@ -14,8 +14,6 @@ from .disk import DISK_ERRORS, DISK_POINTS
 from .habits import EPOCH, busy_of, has_upkeep, start_of, with_habits
 from .targets import NODE_VERBS, prologue, steps_for, target_of
 
-__all__ = ["FAULT_KINDS", "PLATFORMS", "Program", "Step", "make_program"]
-
 PART_MINUTES: Final = 3
 """The minutes of a part of a program. Longer programs have several parts, each with as many actions and faults."""
 

@@ -23,8 +23,6 @@ from .shrinker import kind_of, shrink
 from .trace import Trace
 from .world import World, WorldSettings
 
-__all__ = ["SeedOptions", "SeedResult", "SimulationReport", "run_program", "run_seed", "run_seeds", "shrink_failure"]
-
 SHRINK_ATTEMPTS = 200
 SETTLING_WORLDS = 3
 """The number of worlds of a process after which few objects that stay are made, except those of modules that are loaded later."""

@@ -17,8 +17,6 @@ from hermes_trio.testing.model_server.script import ScriptedCall
 
 from .threads import THREAD_TOOL
 
-__all__ = ["DEEPER", "MARK", "answer", "asked_of", "check_fault", "is_child", "known_to", "marks", "options_of"]
-
 MARK: Final = re.compile(r"\bm\d+\b")
 
 _REQUEST: Final = re.compile(

@@ -11,8 +11,6 @@ import attrs
 from .habits import EPOCH
 from .program import Program
 
-__all__ = ["kind_of", "shrink"]
-
 _PARTICULAR: Final = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|\S*\d\S*")
 """What differs between two occurrences of one defect: quoted text, and words with digits such as numbers, times, ids and marks."""
 

@@ -17,8 +17,6 @@ from .platform import CRON_CHAT, FIRST_PERSON, GROUP_CHAT, WEBHOOK_CHAT, ShownMe
 from .program import PEOPLE
 from .script import marks
 
-__all__ = ["SimulatedSlack"]
-
 TOKEN: Final = "xoxb-simulated-token"
 APP_TOKEN: Final = "xapp-simulated-token"
 

@@ -13,17 +13,6 @@ from typing import Final
 
 from hermes_trio.testing.faults import READ_VERBS, STORE_VERBS
 
-__all__ = [
-    "COMMAND_VERBS",
-    "NODE_VERBS",
-    "STEPS",
-    "TARGETS",
-    "UNCALLED",
-    "prologue",
-    "steps_for",
-    "target_of",
-]
-
 Sketch = tuple[float, str, int, int, str]
 """A step: its time, kind, who, number and words."""
 

@@ -14,8 +14,6 @@ from hermes_trio.testing.platforms.telegram import FakeTelegram
 from .platform import CRON_CHAT, FIRST_PERSON, GROUP_CHAT, WEBHOOK_CHAT, ShownMessage, SimulatedPlatform
 from .program import PEOPLE
 
-__all__ = ["SimulatedTelegram"]
-
 TOKEN: Final = "123456:simulated-token"
 BOT: Final = "simulated_bot"
 

@@ -15,8 +15,6 @@ from hermes_trio.plugins import TOOLS
 from hermes_trio.runtime.turn import Turn
 from hermes_trio.tools.registry import tool
 
-__all__ = ["PLUGIN", "THREAD_TOOL", "ponder", "simulated_entry_points", "thread_work", "wait_out_virtually"]
-
 PLUGIN: Final = "simulated"
 THREAD_TOOL: Final = "ponder"
 

@@ -6,8 +6,6 @@ import hashlib
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-__all__ = ["Moment", "Trace"]
-
 
 class Moment(NamedTuple):
     """One entry of a trace: seconds since the start of the world, a kind, and a text."""

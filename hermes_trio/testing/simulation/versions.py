@@ -7,8 +7,6 @@ from importlib.metadata import PackageNotFoundError, version
 
 import apsw
 
-__all__ = ["versions"]
-
 _DECIDING = ("trio", "msgspec", "httpx2", "h11")
 """The packages whose code decides the order of tasks, the bytes of messages and the number of steps in which they arrive."""
 

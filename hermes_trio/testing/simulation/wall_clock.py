@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo
 
-__all__ = ["times_of_day"]
-
 
 def times_of_day(zone: str, first: datetime, until: datetime) -> Iterator[tuple[datetime, datetime]]:
     """Yield the minutes from `first` to `until`, in UTC, with each local time that comes then; most minutes have one, and some none or many."""

@@ -52,8 +52,6 @@ from .telegram import SimulatedTelegram
 from .threads import PLUGIN, thread_work
 from .trace import Trace
 
-__all__ = ["Seen", "World", "WorldSettings"]
-
 DRAIN_SECONDS: Final = 60.0
 """Seconds within which a draining node must have ended: its drain time (20), the grace of its server (5), the flush of its replies (5), `finish_seconds` for
 the waits of the drain and again for the last attempts of the close (20), and a reserve for processes that ignore SIGTERM."""

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from mcp.client import Transport
     from mcp_types import CallToolResult, Tool
 
-__all__ = ["LinkState", "McpLink", "McpTool"]
-
 logger: Final = logging.getLogger("hermes_trio.tools.mcp")
 
 FIRST_PAUSE: Final = 0.5

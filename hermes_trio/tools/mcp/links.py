@@ -17,8 +17,6 @@ from .settings import McpSettings
 if TYPE_CHECKING:
     from .link import McpLink, McpTool
 
-__all__ = ["McpLinks", "open_links"]
-
 
 @final
 class McpLinks(msgspec.Struct, frozen=True):

@@ -13,8 +13,6 @@ from hermes_trio.base.settings import SettingsError, read_settings
 from hermes_trio.base.structs import RedactedStruct
 from hermes_trio.tools.warden import Profile
 
-__all__ = ["McpServer", "McpSettings"]
-
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,32}")
 _VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from mcp.client import Transport
     from mcp.shared.message import SessionMessage
 
-__all__ = ["StdioServer"]
-
 MAX_MESSAGE: Final = 16 * 1024 * 1024
 """The maximum size of one message in bytes; a server that sends a longer line is disconnected."""
 

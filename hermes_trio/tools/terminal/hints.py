@@ -7,8 +7,6 @@ from typing import Final
 
 from hermes_trio.tools.warden import Profile
 
-__all__ = ["confinement_hint"]
-
 LOOKED_AT: Final = 4000
 """The number of characters at the end of the output that are examined."""
 

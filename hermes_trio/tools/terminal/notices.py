@@ -10,8 +10,6 @@ from .watching import Disabled, Match, OverflowReleased, OverflowTripped, WatchE
 if TYPE_CHECKING:
     from .processes import BackgroundProcess
 
-__all__ = ["completion_text", "exit_words", "watch_text"]
-
 OUTPUT_CHARACTERS: Final = 2000
 
 

@@ -30,8 +30,6 @@ from hermes_trio.tools.warden import StdinClosed
 from .output import LOG_LINES, mask_secrets
 from .processes import KILLED_BY_TOOL, BackgroundProcess, Processes
 
-__all__ = ["PROCESS_REQUEST", "ProcessArguments", "ProcessTool"]
-
 LIST_COMMAND: Final = 200
 LIST_OUTPUT: Final = 200
 POLL_OUTPUT: Final = 1000

@@ -33,8 +33,6 @@ from .output import AnsiFilter, OutputDecoder, RingText, mask_secrets
 from .shell_state import ShellStates
 from .watching import Breaker, Disabled, Match, OutputWatch, WatchEvent
 
-__all__ = ["END_LIMIT", "KILLED_BY_TOOL", "BackgroundProcess", "OutputLog", "Processes"]
-
 logger: Final = logging.getLogger("hermes_trio.tools.terminal.processes")
 
 KILLED_BY_TOOL: Final = "process.kill"

@@ -27,8 +27,6 @@ from hermes_trio.runtime.context import ENVIRONMENT_NAMES, SessionContext
 from hermes_trio.tools.warden.daemon.wire import FIRST_INHERITED, TOKEN_VARIABLE
 from hermes_trio.tools.warden.errors import SpawnFailed
 
-__all__ = ["Lease", "ShellState", "ShellStates", "base_environment"]
-
 BASHES: Final = ("/bin/bash", "/usr/bin/bash", "/usr/local/bin/bash")
 
 MAX_SESSIONS: Final = 4096

@@ -34,8 +34,6 @@ from .output import AnsiFilter, HeadTail, OutputDecoder, mask_secrets
 from .processes import END_LIMIT, Processes
 from .shell_state import Lease, ShellStates
 
-__all__ = ["Terminal", "TerminalArguments"]
-
 OUTPUT_IDLE: Final = 0.3
 """After the shell has exited, output is read until none has come for this long: a process that it started may hold the pipe."""
 

@@ -24,17 +24,6 @@ from hermes_trio.tools.warden.daemon import cgroup
 from hermes_trio.tools.warden.daemon.wire import Confinement, Spaces
 from hermes_trio.tools.warden.errors import SpawnFailed
 
-__all__ = [
-    "CommandLimits",
-    "JobGroups",
-    "Profile",
-    "Protections",
-    "Sandbox",
-    "SandboxPaths",
-    "Workspace",
-    "probe_protections",
-]
-
 PROBE: Final = Path(__file__).parent / "daemon" / "probe.py"
 PROBE_SECONDS: Final = 20.0
 

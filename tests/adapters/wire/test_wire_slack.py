@@ -10,8 +10,9 @@ import msgspec
 import pytest
 import trio
 
-from hermes_trio.adapters.slack.client import BlockActions, EventCallback, SlackClient
+from hermes_trio.adapters.slack.client import SlackClient
 from hermes_trio.adapters.slack.signing import is_signed_by_slack
+from hermes_trio.adapters.slack.types import BlockActions, EventCallback
 from hermes_trio.messaging.errors import Missing, PlatformError, PlatformErrorKind
 from hermes_trio.testing.platforms import ANY, Drop, FakeSlack, RateLimited, ServerError
 from hermes_trio.testing.platforms.server import FakeReply, FakeRequest, open_loopback_server

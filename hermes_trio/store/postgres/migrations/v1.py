@@ -9,8 +9,6 @@ from __future__ import annotations
 import re
 from typing import Final
 
-__all__ = ["VERSION_1"]
-
 _TYPES: Final = {
     "TEXT": 'text COLLATE "C"',
     "REAL": "double precision",

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["VERSION_2"]
-
 VERSION_2: Final = (
     "ALTER TABLE runs ADD COLUMN attempt bigint NOT NULL DEFAULT 0",
     """CREATE TABLE resumptions (

@@ -6,8 +6,6 @@ from typing import Final
 
 from hermes_trio.store.sqlite.rows import Database
 
-__all__ = ["to_version_1"]
-
 _SESSIONS: Final = """
 CREATE TABLE sessions (
     n INTEGER PRIMARY KEY,

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from hermes_trio.store.sqlite.rows import Database
 
-__all__ = ["to_version_2"]
-
 
 def to_version_2(db: Database) -> None:
     """Bring a file of version 1 to version 2. Open work in it belongs to an owner that has ended (the empty one), and is reaped at the start."""

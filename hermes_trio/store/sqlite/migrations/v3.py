@@ -6,8 +6,6 @@ from typing import Final
 
 from hermes_trio.store.sqlite.rows import Database
 
-__all__ = ["to_version_3"]
-
 _API_KEY: Final = "'api:' || replace(replace({tenant}, '%', '%25'), ':', '%3A') || ':'"
 
 _SESSIONS: Final = """

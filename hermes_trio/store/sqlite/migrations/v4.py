@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from hermes_trio.store.sqlite.rows import Database
 
-__all__ = ["to_version_4"]
-
 
 def to_version_4(db: Database) -> None:
     """Add the asker. Requests of older versions have none; what was pending is reaped at the start."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from hermes_trio.store.sqlite.rows import Database
 
-__all__ = ["to_version_5"]
-
 
 def to_version_5(db: Database) -> None:
     """Index the settled replies by their chat, beside the open ones."""

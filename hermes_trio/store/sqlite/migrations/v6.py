@@ -6,8 +6,6 @@ from typing import Final
 
 from hermes_trio.store.sqlite.rows import Database
 
-__all__ = ["to_version_6"]
-
 _NODES: Final = """
 CREATE TABLE nodes (
     incarnation TEXT PRIMARY KEY,

@@ -6,8 +6,6 @@ from typing import Final
 
 from hermes_trio.store.sqlite.rows import Database
 
-__all__ = ["to_version_7"]
-
 _ATTEMPT: Final = "ALTER TABLE runs ADD COLUMN attempt INTEGER NOT NULL DEFAULT 0"
 
 _RESUMPTIONS: Final = """
