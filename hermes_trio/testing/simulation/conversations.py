@@ -5,6 +5,7 @@ Each function yields a sentence for each violation; `invariants.py` adds it to t
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
@@ -31,6 +32,8 @@ _FOR_GOOD: Final = ("forbidden", "outcome unknown")
 _ENDS_OF_NODES: Final = frozenset({"crash", "drain", "lease lost", "gone", "node fails"})
 """The kinds of trace entries that tell of the end of a node."""
 
+_REVIVED: Final = re.compile(r"POST /admin/inbox/(\d+)/retry")
+
 _SUDDEN_ENDS: Final = _ENDS_OF_NODES - {"drain"}
 
 _CAUSES: Final = _ENDS_OF_NODES | {"operator", "fault"}
@@ -49,15 +52,20 @@ def interrupted_turns(world: World) -> set[str]:
     if world.program.busy != "interrupt":
         return set()
     # The clock may have been stepped back meanwhile.
-    steps = [abs(float(options_of(step.words)["step"])) for step in world.program.steps if step.kind == "clock"]
-    return {
-        turn
-        for (turn,) in world.rows(
-            "SELECT DISTINCT i.turn_id FROM inbox i JOIN inbox later ON later.session_key = i.session_key AND later.id > i.id"
-            " WHERE i.turn_id <> '' AND later.kind = 'message' AND later.created_at <= i.settled_at + ?",
-            sum(steps),
-        )
-    }
+    steps = sum(abs(float(options_of(step.words)["step"])) for step in world.program.steps if step.kind == "clock")
+    written = {f"m{step.number}": world.started_at + step.at for step in world.program.steps if step.kind == "write"}
+    revived = {int(found[1]) for one in world.trace.of("chore") if (found := _REVIVED.match(one.text))}
+    interrupted: set[str] = set()
+    for turn, settled, number, created, text in world.rows(
+        "SELECT i.turn_id, i.settled_at, later.id, later.created_at, later.text FROM inbox i"
+        " JOIN inbox later ON later.session_key = i.session_key AND later.id > i.id"
+        " WHERE i.turn_id <> '' AND i.settled_at IS NOT NULL AND later.kind = 'message'"
+    ):
+        # A dead letter that is queued again is as new as that; when it came in, its text says.
+        came = min([written[mark] for mark in marks(text) if mark in written], default=created)
+        if (came if number in revived else created) <= settled + steps:
+            interrupted.add(turn)
+    return interrupted
 
 
 def handled_work_is_answered(world: World) -> Iterator[str]:

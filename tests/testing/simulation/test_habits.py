@@ -55,6 +55,19 @@ def test_a_newer_message_interrupts_and_is_answered(nodes: int) -> None:
     assert answer.at < 20
 
 
+def test_a_newer_message_interrupts_although_it_became_a_dead_letter() -> None:
+    """Queueing it again makes it no younger: the first message needs no reply."""
+    steps = (
+        Step(5.0, "store", 0, 1, "begin_turn before seconds=110"),
+        Step(37.0, "write", 0, 2, "bg 10"),
+        Step(40.0, "write", 0, 3, "run 5"),
+        Step(120.0, "chore", 0, 4, "letters"),
+    )
+    result = run_program(Program(1, 130, steps, busy="interrupt"), SETTINGS)
+    assert result.violations == (), result.story()
+    assert "500: 'done m3'" in [one.text for one in result.trace.of("chat")]
+
+
 @pytest.mark.parametrize("nodes", [1, 3])
 def test_a_newer_message_steers(nodes: int) -> None:
     """It is in the first turn, which answers it."""
