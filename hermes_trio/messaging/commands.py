@@ -150,19 +150,21 @@ class Commands:
     async def _new(self, caller: CommandContext, command: Command) -> str:
         messaging, key = self._messaging, caller.session_key
         old = await self._session(caller)
-        turn = messaging.inboxes[caller.platform].current_turn(key)
+        new = ""
         cause = Cause(CancelCause.SESSION_ENDED, f"{caller.prefix}new")
         # All of it or none: a new session that keeps what the old one was allowed would be the worst of both. And before the stopping, which may take
         # seconds: a question of the new conversation must not be refused for the old one's sake.
         with messaging.committing() as bound:
-            await messaging.store.new_session(key, source=caller.platform, reason="session_reset")
+            new = await messaging.store.new_session(key, source=caller.platform, reason="session_reset")
             await messaging.end_conversation(key, "" if old is None else old.id)
         if bound.cancelled_caught:
             raise StoreBusy(
                 f"{caller.prefix}new could not be stored in time; it is retried when the platform redelivers it"
             )
         said = ["A new conversation begins."]
-        if turn is not None:
+        # Read after the commit: from then on no turn begins in the old session, and the lane may be in the new one already.
+        turn = messaging.inboxes[caller.platform].current_turn(key)
+        if turn is not None and turn.context.session_id != new:
             said.append(receipt_text(await turn.stop(cause)))
         elif old is not None and messaging.runtime.core.shared:
             receipt = await messaging.runtime.peers.stop_turn(caller.platform, key, cause, session_id=old.id)

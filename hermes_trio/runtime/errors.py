@@ -55,6 +55,12 @@ class Fenced(Refused):
     """Raised when the row of a write now belongs to another owner; nothing was written. The other owner ends it."""
 
 
+class SessionEnded(Refused):
+    """Raised when a turn of waiting rows would begin in a session that has ended since it was chosen; nothing was written."""
+
+    code: ClassVar[str] = "session_ended"
+
+
 class SessionHeld(RuntimeProblem):
     """Raised when a turn of another node holds the session; nothing was written. The end of that turn is signalled."""
 

@@ -17,7 +17,7 @@ import trio
 from .context import Binding, SessionContext, _binding
 from .core import RuntimeCore
 from .ends import End
-from .errors import BudgetExhausted, Fenced, RuntimeProblem
+from .errors import BudgetExhausted, Fenced, RuntimeProblem, SessionEnded
 from .interface import Inbox, Interface
 from .outcome import CancelCause, Cause
 from .ports import SESSION_TOPIC, InboxKind, InboxRow, NewMessage, NewReply
@@ -177,6 +177,10 @@ class Lanes:
             logger.warning(
                 "the rows that lane %s had claimed belong to another owner; it drops them: %s", lane.key, error
             )
+        elif isinstance(cause, SessionEnded):
+            logger.info("the turn of lane %s does not begin: %s", lane.key, cause)
+            await core.ends.put(End(f"the claim of rows of lane {lane.key}", partial(self._choose_again, rows)))
+            seconds = 0.0
         elif (
             rows
             and not core.draining
@@ -211,6 +215,13 @@ class Lanes:
                 lane.wake = trio.Event()
                 with trio.move_on_at(until):
                     await lane.wake.wait()
+
+    async def _choose_again(self, rows: Sequence[InboxRow]) -> None:
+        """Release rows whose session has ended: a message runs in the next one of its key, notices end with the session."""
+        store, first = self._core.store, rows[0]
+        await store.release_inbox(rows)
+        if first.kind is InboxKind.NOTICE:
+            await store.abandon(session_id=first.session_id, reason=SessionEnded.code)
 
     async def _failed_too_often(self, rows: Sequence[InboxRow], error: Exception) -> bool:
         """Return whether rows reached their attempts. For an error of the store the limit is higher, and the store must accept other writes."""

@@ -242,7 +242,7 @@ class TurnStart(msgspec.Struct, frozen=True, kw_only=True):
     wakes: int | None = None
     """The number of turns that the notices of each of `roots` may start, this one included. Raises `BudgetExhausted` if it would be exceeded."""
     began_at: float = 0.0
-    """When the turn began: a session that had ended before is reopened; one that ends during its turn stays ended."""
+    """When the turn began: a session that had ended before is reopened, but not by waiting rows; one that ends during its turn stays ended."""
 
 
 class TurnFinish(msgspec.Struct, frozen=True, kw_only=True):
@@ -486,8 +486,8 @@ class RuntimeStore(SignalStore, NodeStore, Protocol):
         """Commit the beginning of a turn before it runs: its run, its session, the messages that it takes.
 
         With `start.hold`, raises `SessionHeld` if a turn of another node has the session; with `start.wakes`, `BudgetExhausted` if the notices of a root
-        have started that many turns. A store also refuses a run whose idempotency key is
-        known, and a session of another tenant. Nothing is written then.
+        have started that many turns; for waiting rows, `SessionEnded` if the session has ended and is not one-shot: they do not reopen it. A store also
+        refuses a run whose idempotency key is known, and a session of another tenant. Nothing is written then.
         """
         ...
 

@@ -18,7 +18,7 @@ from .agents import as_reply
 from .context import Binding, _binding
 from .core import SUBAGENT, RuntimeCore
 from .ends import End
-from .errors import AgentFailed, BudgetExhausted, RuntimeClosed, RuntimeProblem, SessionHeld
+from .errors import AgentFailed, BudgetExhausted, RuntimeClosed, RuntimeProblem, SessionEnded, SessionHeld
 from .outcome import STORE_ERROR, CancelCause, Cause, Outcome, TurnState
 from .ports import SESSION_TOPIC, EventRow, InboxKind, InboxRow, Message, NewReply, Reply, TurnFinish, TurnStart
 from .retrying import retried
@@ -282,7 +282,7 @@ def _judge_cut_short(
     else:
         assert failure is not None
         state, partial = TurnState.FAILED, bool(outcome.text)
-        if isinstance(failure, AgentFailed | BudgetExhausted):
+        if isinstance(failure, AgentFailed | BudgetExhausted | SessionEnded):
             error, code = str(failure), getattr(failure, "code", "budget")
         else:
             error, code = f"the agent failed with {type(failure).__name__}; the log has the details", "agent_error"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from hermes_trio import Turn
+from hermes_trio import RuntimeSettings, Turn
 from hermes_trio.adapters.assembly import AdapterAssembly
 from hermes_trio.agent.approvals import Approvals
 from hermes_trio.agent.command_policy import CommandPolicy
@@ -18,13 +18,14 @@ from hermes_trio.gateway.gateway import Gateway, open_gateway
 from hermes_trio.messaging.core import STARTED_ANEW, ConversationEnd
 from hermes_trio.messaging.platforms import Platform
 from hermes_trio.messaging.settings import PlatformSettings, ResetSettings
+from hermes_trio.runtime.ports import InboxKind
 from hermes_trio.runtime.supervisor import Job, JobSpec
 from hermes_trio.store import SessionFilter
-from hermes_trio.store.records import ApprovalChoice, ApprovalState
+from hermes_trio.store.records import ApprovalChoice, ApprovalState, InboxState
 from hermes_trio.testing.memory_platform import MemoryPlatform
 from hermes_trio.testing.rows import grant_category
 
-from .harness import OPEN, World, asks, open_world, scripted
+from .harness import OPEN, World, asks, open_world, scripted, starts_job, works
 
 HOUR = 3600.0
 
@@ -184,3 +185,41 @@ async def test_new_is_done_as_a_whole_or_not_at_all(virtual_clock: object) -> No
         with impatient:
             await chat.say("/new")
         assert ended == [old.id]
+
+
+async def test_a_message_whose_session_was_chosen_before_new_runs_in_the_new_conversation(
+    virtual_clock: object,
+) -> None:
+    """It waits for a free slot while the command is executed: nothing goes on in the conversation of which the person was told that it is over."""
+    chat, agent = MemoryPlatform(), scripted(works(1), works(60))
+    settings = RuntimeSettings(watchdog_seconds=0, max_turns=1)
+    async with open_world(agent, chat, runtime_settings=settings) as world:
+        await chat.say("one")
+        await chat.wait_sent(1)
+        await chat.say("somebody else", chat="2")
+        await trio.sleep(1)
+        await chat.say("two")
+        await trio.sleep(1)
+        assert (await chat.say("/new")).text == "A new conversation begins."
+        await chat.until(lambda: "echo: two" in chat.texts())
+        sessions = {one.id: one.end_reason for one in await world.store.list_sessions(SessionFilter(source="memory"))}
+    old, _, new = (turn.context.session_id for turn in agent.turns)
+    assert (sessions[old], sessions[new]) == ("session_reset", None)
+
+
+async def test_a_notice_that_waits_for_a_slot_during_new_ends_with_the_old_conversation(virtual_clock: object) -> None:
+    """It is abandoned with its session, which stays ended."""
+    chat, agent = MemoryPlatform(), scripted(starts_job(5), works(60))
+    settings = RuntimeSettings(watchdog_seconds=0, max_turns=1)
+    async with open_world(agent, chat, runtime_settings=settings) as world:
+        await chat.say("one")
+        await chat.wait_sent(1)
+        await chat.say("somebody else", chat="2")
+        await trio.sleep(10)
+        assert (await chat.say("/new")).text == "A new conversation begins."
+        await world.idle()
+        assert len(agent.turns) == 2
+        old = await world.store.get_session(agent.turns[0].context.session_id)
+        ((row, reason),) = await world.store.list_inbox(InboxState.ABANDONED)
+    assert old is not None
+    assert (old.end_reason, row.kind, reason) == ("session_reset", InboxKind.NOTICE, "session_ended")

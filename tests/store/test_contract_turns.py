@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from hermes_trio.runtime.errors import SessionEnded
 from hermes_trio.runtime.outcome import RunStatus, TurnState, Usage
 from hermes_trio.runtime.ports import EventRow, Message, NewReply, ToolCall
 from hermes_trio.store import (
@@ -181,6 +182,37 @@ async def test_a_turn_that_began_after_the_end_reopens_the_session(store: Store,
     assert (again.ended_at, again.end_reason) == (None, None)
     assert ended is not None
     assert ended.end_reason == "under the turn"
+
+
+@pytest.mark.parametrize("hold", [False, True])
+async def test_a_turn_of_waiting_rows_does_not_reopen_a_session(store: Store, clock: Clock, hold: bool) -> None:
+    """What waited for a conversation that has ended meanwhile does not go on in it: neither its beginning nor its end reopens the session."""
+    await store.finish_turn(finish(start(), "q", "a"))
+    number = await store.accept_message(message("older"))
+    told = await store.add_notice(notice())
+    assert number is not None
+    assert told is not None
+    late = start("turn_2", inbox_ids=(number,), hold=hold, began_at=clock.now + 5)
+    await store.end_session("s1", "session_reset")
+    clock.advance(5)
+    for ids in ((number,), (told,)):
+        with pytest.raises(SessionEnded):
+            await store.begin_turn(msgspec.structs.replace(late, inbox_ids=ids))
+    ended = await store.get_session("s1")
+    (row,) = await store.take_inbox("telegram", KEY)
+    await store.begin_turn(start("turn_3", "s2", inbox_ids=(row.id,), hold=hold))
+    moved = await store.get_session("s2")
+    other = await store.accept_message(message("stopped before it began"))
+    assert other is not None
+    await store.finish_turn(finish(msgspec.structs.replace(late, inbox_ids=(other,)), state=TurnState.CANCELLED))
+    stopped = await store.get_session("s1")
+
+    assert ended is not None
+    assert (ended.end_reason, row.text) == ("session_reset", "older")
+    assert moved is not None
+    assert moved.ended_at is None
+    assert stopped is not None
+    assert stopped.end_reason == "session_reset"
 
 
 async def test_a_turn_on_an_idle_session_reopens_it(store: Store) -> None:

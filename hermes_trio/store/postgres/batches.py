@@ -13,7 +13,7 @@ from typing import Any, Final, cast
 
 import msgspec
 
-from hermes_trio.runtime.errors import Fenced, MailboxFull, SessionHeld
+from hermes_trio.runtime.errors import Fenced, MailboxFull, SessionEnded, SessionHeld
 from hermes_trio.runtime.outcome import RunStatus
 from hermes_trio.runtime.ports import (
     OUTBOX_TOPIC,
@@ -104,6 +104,7 @@ class _Begun(msgspec.Struct, omit_defaults=True, gc=False):
     owner: str
     hold: int
     reopens: int
+    waited: int
     parent: str | None = None
 
 
@@ -177,6 +178,7 @@ begun AS (
         ended_at = CASE WHEN g.reopens = 0 OR (s.one_shot = 1 AND g.one_shot = 1) THEN s.ended_at END
     FROM given g
     WHERE s.id = g.id AND {_AMONG} AND s.tenant = g.tenant AND (g.hold = 0 OR coalesce(s.open_turn, '') = '' OR s.owner = g.owner)
+        AND (g.waited = 0 OR s.ended_at IS NULL OR (s.one_shot = 1 AND g.one_shot = 1))
     RETURNING g.place
 ), made AS (
     INSERT INTO sessions (id, source, tenant, session_key, user_id, model, parent_session_id, lineage, routing, one_shot,
@@ -189,10 +191,12 @@ begun AS (
 SELECT place FROM begun UNION ALL SELECT g.place FROM made JOIN given g USING (id)
 """
 """A begin without a turn is a promise, and takes nothing from the turn that is open. With `hold`, that of another owner is left alone, too. A turn that
-only takes the lock, and of which nothing was promised, does not open a session again: its end decides."""
+only takes the lock, and of which nothing was promised, does not open a session again: its end decides. A turn of rows that `waited` does not begin in a
+session that has ended since it was chosen."""
 
 _HOLDERS: Final = f"""
-SELECT g.place, coalesce(s.open_turn, '') FROM {records(_Begun)} JOIN sessions s ON s.id = g.id AND s.tenant = g.tenant WHERE g.hold = 1
+SELECT g.place, coalesce(s.open_turn, ''), g.waited = 1 AND s.ended_at IS NOT NULL
+FROM {records(_Begun)} JOIN sessions s ON s.id = g.id AND s.tenant = g.tenant WHERE g.hold = 1 OR g.waited = 1
 """
 """For beginnings that were refused. The holder may have ended, or been reaped, since then."""
 
@@ -293,20 +297,22 @@ def begin_turns(db: PostgresDatabase, calls: Sequence[tuple[Any, ...]]) -> list[
                 owner,
                 int(start.hold),
                 int(not start.hold or start.one_shot or start.run is not None or bool(start.inbox_ids)),
+                int(bool(start.inbox_ids)),
                 start.parent_session_id or None,
             )
         )
     data = json_rows(begun)
     written = {places[int(count) - 1] for (count,) in many(db, _BEGIN, (data,))} if begun else set[int]()
     if len(written) < len(begun):
-        others = {places[int(count) - 1]: turn for count, turn in many(db, _HOLDERS, (data,))}
+        others = {places[int(count) - 1]: (turn, over) for count, turn, over in many(db, _HOLDERS, (data,))}
         for place in places:
             session = asked[place][2].context.session_id
             if place in written:
                 continue
             if place in others:
-                turn = others[place] or "(ended)"
-                refused[place] = SessionHeld(f"turn {turn} of another node has session {session!r}")
+                turn, over = others[place]
+                held = f"turn {turn or '(ended)'} of another node has session {session!r}"
+                refused[place] = SessionEnded(f"session {session!r} has ended") if over else SessionHeld(held)
             else:
                 refused[place] = ForeignSession(f"there is no session {session!r}")
     _begin_runs(db, [asked[place] for place in places if place in written])
@@ -626,7 +632,7 @@ class _End:
             usage.cache_write_tokens,
             usage.reasoning_tokens,
             usage.api_calls,
-            start.began_at,
+            turns.reopens_before(start),
             self.mark,
             start.turn_id if start.hold else "",
             start.parent_session_id or None,

@@ -1,6 +1,6 @@
 """Sessions: the durable conversation of a key. Made, renamed, ended, reopened, branched, deleted, listed; never pruned while open.
 
-The first reason for an end wins. An ended session is reopened explicitly: by `reopen_session`, or by `begin_turn` on it. A session that ended as
+The first reason for an end wins. An ended session is reopened explicitly: by `reopen_session`, or by `begin_turn` of a request. A session that ended as
 `idle` is also reopened by `resolve_session` and `finish_turn`, because a message ends the idleness; any other end that comes while a
 turn runs stays when that turn finishes.
 """

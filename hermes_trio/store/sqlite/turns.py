@@ -10,7 +10,7 @@ from collections.abc import Callable
 from operator import attrgetter
 from typing import Any, Final
 
-from hermes_trio.runtime.errors import BudgetExhausted, SessionHeld
+from hermes_trio.runtime.errors import BudgetExhausted, SessionEnded, SessionHeld
 from hermes_trio.runtime.outcome import RunStatus
 from hermes_trio.runtime.ports import SESSION_TOPIC, TurnFinish, TurnStart
 from hermes_trio.store.errors import ForeignSession
@@ -40,9 +40,11 @@ ON CONFLICT (id) DO UPDATE SET
     ended_at = CASE WHEN ?15 = 0 OR (sessions.one_shot = 1 AND excluded.one_shot = 1) THEN sessions.ended_at END
 WHERE sessions.tenant = excluded.tenant
     AND (?14 = 0 OR coalesce(sessions.open_turn, '') = '' OR sessions.owner = excluded.owner)
+    AND (?16 = 0 OR sessions.ended_at IS NULL OR (sessions.one_shot = 1 AND excluded.one_shot = 1))
 """
 """A begin without a turn is a promise, and takes nothing from the turn that is open. With `hold` (?14), that of another owner is left alone, too.
-A turn that only takes the lock, and of which nothing was promised, does not open a session again (?15): its end decides."""
+A turn that only takes the lock, and of which nothing was promised, does not open a session again (?15): its end decides. A turn of waiting rows (?16)
+does not begin in a session that has ended since it was chosen."""
 
 _FINISH: Final = """
 INSERT INTO sessions (id, source, tenant, session_key, user_id, model, parent_session_id, lineage, routing, one_shot,
@@ -110,7 +112,7 @@ def put_also(db: Database, now: float, record: object, limit: int) -> None:
 
 
 def begin_turn(db: Database, now: float, owner: str, start: TurnStart) -> None:
-    """Write the beginning of a turn. It reopens an ended session, because a new message arrived, but not a one-shot one."""
+    """Write the beginning of a turn. A request reopens an ended session, but not a one-shot one; waiting rows do not, they are refused."""
     context = start.context
     if start.run is not None:
         begin_run(db, now, owner, start.run, start)
@@ -133,9 +135,12 @@ def begin_turn(db: Database, now: float, owner: str, start: TurnStart) -> None:
             owner,
             start.hold,
             not start.hold or start.one_shot or start.run is not None or bool(start.inbox_ids),
+            bool(start.inbox_ids),
         ),
     )
     if not begun:
+        if start.inbox_ids and _has_ended(db, start):
+            raise SessionEnded(f"session {context.session_id!r} has ended")
         if start.hold and (other := _holder(db, start, owner)):
             raise SessionHeld(f"turn {other} of another node has session {context.session_id!r}")
         raise ForeignSession(f"there is no session {context.session_id!r}")
@@ -148,6 +153,11 @@ def begin_turn(db: Database, now: float, owner: str, start: TurnStart) -> None:
             # This turn counts: it has taken its rows, now or in an attempt before.
             if (count := root_wakes(db, root_id)) > start.wakes:
                 raise no_wakes_left(count - 1, start.wakes)
+
+
+def reopens_before(start: TurnStart) -> float:
+    """Return the time before which a session must have ended that the end of this turn reopens: waiting rows reopen none."""
+    return 0.0 if start.inbox_ids else start.began_at
 
 
 def no_wakes_left(used: int, wakes: int) -> BudgetExhausted:
@@ -210,7 +220,7 @@ def finish_turn(db: Database, now: float, owner: str, finish: TurnFinish, respon
                 now if reason else None,
                 reason or None,
                 *counts,
-                start.began_at,
+                reopens_before(start),
                 mark,
                 start.turn_id if start.hold else "",
             ),
@@ -241,6 +251,11 @@ def _holder(db: Database, start: TurnStart, owner: str) -> str:
     sql = "SELECT open_turn FROM sessions WHERE id = ? AND tenant = ? AND owner <> ?"
     found = one(db, sql, (start.context.session_id, start.tenant, owner))
     return (found[0] or "") if found else ""
+
+
+def _has_ended(db: Database, start: TurnStart) -> bool:
+    sql = "SELECT 1 FROM sessions WHERE id = ? AND tenant = ? AND ended_at IS NOT NULL"
+    return exists(db, sql, (start.context.session_id, start.tenant))
 
 
 def _is_written(db: Database, start: TurnStart, mark: str) -> bool:
