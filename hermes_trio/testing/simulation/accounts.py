@@ -353,12 +353,13 @@ def budgets_are_kept(world: World) -> Iterator[str]:
                 yield f"the first model call has spent all tokens of its turn, and then: {moment}"
     elif spare == "seconds":
         runs = {f"m{step.number}" for step in world.program.steps if step.kind == "run"}
-        began: dict[str, float] = {}
+        began: dict[tuple[str, str], float] = {}
         for call in world.seen.calls:
             for mark in marks(call.asked) & runs:
-                began.setdefault(mark, call.at)
-                if call.at > began[mark] + TURN_SECONDS + 1.0 and not world.trace.of("pause"):
-                    yield f"the run of {mark} called the model {call.at - began[mark]:.1f} s after its first call; {TURN_SECONDS:g} s are allowed"
+                # A run that is begun again, in another life, has its time again.
+                first = began.setdefault((call.life, mark), call.at)
+                if call.at > first + TURN_SECONDS + 1.0 and not world.trace.of("pause"):
+                    yield f"the run of {mark} called the model {call.at - first:.1f} s after its first call; {TURN_SECONDS:g} s are allowed"
     elif spare == "mailbox":
         for key, created, count in world.rows(
             "SELECT session_key, created_at, count(*) FROM inbox WHERE inbox = ? AND kind = 'message' GROUP BY session_key, created_at"

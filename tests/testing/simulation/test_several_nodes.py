@@ -12,7 +12,8 @@ from hermes_trio.runtime.outcome import Outcome
 from hermes_trio.runtime.ports import EventRow
 from hermes_trio.runtime.turn import Turn
 from hermes_trio.store.sqlite import resumptions
-from hermes_trio.testing.simulation import Program, Step, make_program, run_program, run_seed, run_seeds
+from hermes_trio.testing.simulation import Program, Step, WorldSettings, make_program, run_program, run_seed, run_seeds
+from hermes_trio.testing.simulation.accounts import SPARE
 from hermes_trio.testing.simulation.script import marks
 
 from .mutants import patched, seeds_until_found
@@ -159,3 +160,17 @@ def test_a_run_that_is_begun_again_without_end_is_convicted() -> None:
     assert (calls.count("m1"), calls.count("m2")) == (3, 1)
     with patched((resumptions, "ATTEMPTS", lambda real: 2 * real)):
         assert "5 events" in run_program(LOST_AGAIN_AND_AGAIN).invariants
+
+
+def test_a_resumed_run_has_its_time_again() -> None:
+    """Each attempt is a turn of its own, with the time limit of the first."""
+    seed = next(number for number, spare in SPARE.items() if spare == "seconds")
+    steps = (
+        Step(5.0, "run", who=0, number=1, words="run 30 resume=1"),
+        Step(8.0, "crash", 0, 2, "before accept_message down=60"),
+        Step(9.0, "embedding", 0, 3, "say"),
+    )
+    result = run_program(Program(seed, 100, steps), WorldSettings(cron="", calm_seconds=100))
+    assert result.violations == (), result.story()
+    ends = [one for one in result.trace.of("process ends") if "m1 " in one.text]
+    assert [one.text.split()[-1] for one in ends] == ["15"]
