@@ -22,6 +22,7 @@ from hermes_trio.runtime.ports import InboxKind
 from hermes_trio.runtime.supervisor import Job, JobSpec
 from hermes_trio.store import SessionFilter
 from hermes_trio.store.records import ApprovalChoice, ApprovalState, InboxState
+from hermes_trio.store.sqlite.store import SqliteStore
 from hermes_trio.testing.memory_platform import MemoryPlatform
 from hermes_trio.testing.rows import grant_category
 
@@ -205,6 +206,30 @@ async def test_a_message_whose_session_was_chosen_before_new_runs_in_the_new_con
         sessions = {one.id: one.end_reason for one in await world.store.list_sessions(SessionFilter(source="memory"))}
     old, _, new = (turn.context.session_id for turn in agent.turns)
     assert (sessions[old], sessions[new]) == ("session_reset", None)
+
+
+async def test_new_stops_a_turn_that_began_while_it_was_stored(
+    virtual_clock: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reply names what was stopped, and nothing of the old conversation runs on after it."""
+    chat, agent = MemoryPlatform(), scripted(works(1), works(600))
+    make = SqliteStore.new_session
+
+    async def slow(self: SqliteStore, session_key: str, *, source: str, reason: str = "session_reset") -> str:
+        await trio.sleep(5)
+        return await make(self, session_key, source=source, reason=reason)
+
+    monkeypatch.setattr(SqliteStore, "new_session", slow)
+    async with open_world(agent, chat) as world, trio.open_nursery() as nursery:
+        await chat.say("one")
+        await chat.wait_sent(1)
+        nursery.start_soon(chat.say, "/new")
+        await trio.sleep(1)
+        await chat.say("two")
+        with trio.fail_after(10):
+            await chat.until(lambda: "nothing of it runs any more" in chat.texts()[-1])
+            await world.idle()
+    assert [turn.input.text for turn in agent.turns] == ["one", "two"]
 
 
 async def test_a_notice_that_waits_for_a_slot_during_new_ends_with_the_old_conversation(virtual_clock: object) -> None:
