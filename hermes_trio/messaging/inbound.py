@@ -171,7 +171,9 @@ class Inbound:
                 self._unsaid[event] = said
                 while len(self._unsaid) > REMEMBERED:
                     self._unsaid.popitem(last=False)
-            await self._reply(incoming, said)
+            await self._say(
+                incoming, said
+            )  # without a time limit: a repetition waits for this attempt, and must not store the reply again
             return said
 
         said = await _finish(execute)

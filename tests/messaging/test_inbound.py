@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -482,6 +483,20 @@ async def test_a_command_whose_reply_could_not_be_stored_is_not_executed_again()
         assert (await chat.say("/stop", event_id="e1")).disposition is Disposition.DUPLICATE
         await chat.wait_sent(1)
     assert "nothing of it runs any more" in chat.texts()[0]
+
+
+@pytest.mark.one_node
+async def test_the_reply_to_a_command_is_stored_once_by_a_store_that_is_slow() -> None:
+    """The platform delivers the command again meanwhile; that waits for the first attempt, however long the store takes."""
+    chat, faults = MemoryPlatform(), StoreFaults()
+    async with open_world(scripted(works(1000)), chat, faults=faults):
+        faults.slow("add_outbox", seconds=45, times=1)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(chat.say, "/new", event_id="e1"))
+            await trio.sleep(12)
+            nursery.start_soon(partial(chat.say, "/new", event_id="e1"))
+        await trio.sleep(100)
+    assert chat.texts() == ["A new conversation begins."]
 
 
 async def test_stop_all_stops_background_work_too() -> None:

@@ -75,6 +75,9 @@ def _stopping_everything(rng: random.Random, steps: Sequence[Step]) -> list[Step
     for step in steps:
         if step.kind == "command" and step.words.startswith("/stop") and rng.random() < 0.4:
             step = attrs.evolve(step, words=step.words.replace("/stop", "/stop all", 1))
+            if step.words == "/stop all" and step.at > 8 and rng.random() < 0.5:
+                # There is something in the background that it stops.
+                found.append(attrs.evolve(step, at=round(step.at - 7, 2), kind="write", words="bg 60"))
         found.append(step)
     return found
 

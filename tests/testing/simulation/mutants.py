@@ -404,6 +404,13 @@ def _lets_errors_out(real: Any) -> Any:
     return failed
 
 
+def _reaps_no_runs(real: Any) -> Any:
+    def nothing(*args: Any) -> tuple[int, int]:
+        return 0, 0
+
+    return nothing
+
+
 def _reaps_nothing(real: Any) -> Any:
     def nothing(*args: Any) -> int:
         return 0
@@ -586,7 +593,7 @@ DEFECTS: dict[str, tuple[str, Sequence[str], tuple[Patch, ...]]] = {
         ((SqliteStore, "root_wakes", _counts_no_wakes), (turns, "root_wakes", _counts_none)),
     ),
     "shape 2 a turn's end written twice": ("4 transcripts", STORE, ((SqliteStore, "finish_turn", _writes_again),)),
-    "shape 3 runs of a dead owner stay": ("8 calm", CRASH, ((recovery, "_fail_runs", _reaps_nothing),)),
+    "shape 3 runs of a dead owner stay": ("8 calm", CRASH, ((recovery, "_end_runs", _reaps_no_runs),)),
     "shape 3 jobs of a dead owner stay": ("8 calm", CRASH, ((recovery, "_lose_jobs", _reaps_nothing),)),
     "shape 3 rows of a dead owner stay": ("8 calm", CRASH, ((recovery, "_interrupt_messages", _reaps_nothing),)),
 }
