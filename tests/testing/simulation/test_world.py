@@ -29,7 +29,8 @@ from hermes_trio.testing.simulation import (
     run_program,
     run_seed,
 )
-from hermes_trio.testing.simulation.boundary import EPOCH, Boundary
+from hermes_trio.testing.simulation.boundary import Boundary
+from hermes_trio.testing.simulation.habits import EPOCH
 from hermes_trio.testing.simulation.node import SimulatedNode
 from hermes_trio.testing.simulation.processes import SimulatedCustody, SimulatedKernel
 from hermes_trio.tools.warden import warden
