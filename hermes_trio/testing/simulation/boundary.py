@@ -3,6 +3,8 @@
 `Boundary` is entered around one `trio.run`. While it is entered, the clocks of `time` show the world's time, every source of random bytes draws from the
 seed, Trio's scheduler shuffles each batch by the seed, connections and processes are the world's, and an audit hook refuses threads, processes and
 sockets of the machine. Leaving it restores everything. Only one can be entered at a time, because its patches affect the whole process.
+
+A module that a world imports first stays in the process, so it is loaded outside of the world: it draws nothing from the seed, and keeps no clock of it.
 """
 
 from __future__ import annotations
@@ -15,9 +17,9 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Awaitable, Callable
-from contextlib import ExitStack
-from functools import partial
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache, partial
 from importlib import import_module
 from math import inf
 from types import MethodType, ModuleType
@@ -37,7 +39,7 @@ import hermes_trio.tools.warden.warden as warden_module
 from hermes_trio.guard import load_steps
 from hermes_trio.runtime import runtime as runtime_module
 from hermes_trio.runtime.ports import RuntimeStore
-from hermes_trio.store.sqlite.files import MEMORY
+from hermes_trio.store.sqlite.files import MEMORY, connect
 from hermes_trio.store.sqlite.schema import migrate
 from hermes_trio.tools.warden.sandbox import Protections
 
@@ -48,6 +50,17 @@ MOST_BATCHES: Final = 50_000
 
 _CLOCKS: Final = ("time", "monotonic", "perf_counter", "time_ns", "monotonic_ns", "perf_counter_ns")
 _REAL: Final = {name: getattr(time, name) for name in _CLOCKS}
+
+_BOUND: Final[Mapping[str, Callable[..., Any]]] = {
+    **_REAL,
+    "urandom": os.urandom,
+    "run_sync": trio.to_thread.run_sync,
+    "open_tcp_stream": trio.open_tcp_stream,
+}
+"""What is replaced also in the modules that have imported it by name."""
+
+_KEEP: Final = sys.stdlib_module_names | {"trio", "pytest", "_pytest"}
+"""The packages whose own bindings stay: those below a world, and those around it."""
 
 for _ in load_steps():  # here, so that the first command of a process is scheduled like all others
     pass
@@ -89,7 +102,8 @@ class OutsideWorld(Protocol):
 
 _current: Boundary | None = None
 _hooked = False
-_sites: dict[str, list[tuple[ModuleType, str]]] = {name: [] for name in _CLOCKS}
+_sites: list[tuple[ModuleType, str, str]] = []
+"""Where something of `_BOUND` is bound by name: a module, its attribute, and which."""
 _looked: set[str] = set()
 _modules_seen = 0
 
@@ -123,7 +137,11 @@ class Boundary:
         self._bytes = random.Random(f"{seed} bytes")
         self._order = _Order(f"{seed} order", clock)
         self._global = f"{seed} global"
-        self._stack = ExitStack()
+        self._patches: list[tuple[Any, str, Any]] = []
+        """What was replaced: its owner, its name and its value before, in order."""
+        self._bound: dict[str, Callable[..., Any]] = {}
+        self._sites = 0
+        self._collects = False
 
     def wall(self) -> float:
         """Return the time of day on the host of the current task."""
@@ -159,52 +177,90 @@ class Boundary:
         if not _hooked:
             sys.addaudithook(_audit)
             _hooked = True
-        with self._stack as stack:
-            state = random.getstate()
-            stack.callback(random.setstate, state)
-            random.seed(self._global)
-            self._patch(scheduler, "_ALLOW_DETERMINISTIC_SCHEDULING", True)
-            self._patch(scheduler, "_r", self._order)
-            self._patch(scheduler, "Instruments", _NoInstruments)
-            self._patch(scheduler.CancelScope, "_might_change_registered_deadline", _change_deadline)
-            self._patch(self.clock, "_autojump", self._jump)
-            self._patch(os, "urandom", self._bytes.randbytes)
-            self._patch(random, "_urandom", self._bytes.randbytes)
-            self._patch(trio, "open_tcp_stream", self._dial)
-            self._patch(trio.to_thread, "run_sync", self._in_thread)
-            self._patch(threading.Thread, "start", self._start_thread)
-            # A simulated thread takes virtual time, so it does not hold the clock as a real one does.
-            self._patch(threads_module, "hold_clock", _hold_nothing)
-            self._patch(threads_module, "release_clock", _hold_nothing)
-            self._patch(threads_module, "wait_out", wait_out_virtually)
-            self._patch(plugins_module, "entry_points", simulated_entry_points)
-            self._patch(warden_module, "Custody", _Custody(self._outside.custody))
-            self._patch(warden_module.prctl, "become_subreaper", lambda on=True: None)
-            self._patch(sandbox_module, "probe_protections", _no_protections)
-            self._patch(runtime_module, "_wall_clock", self._runtime_clock)
-            self._patch(Rule, "compile", _compile_once)
-            self._patch(store_module, "migrate", _migrate_once)
-            self._patch(self.clock, "current_time", partial(getattr, self.clock, "_virtual_base"))
-            for name in _CLOCKS:
-                replacement = self._clock_of(name)
-                for module, attribute in _places_of(name):
-                    self._patch(module, attribute, replacement)
-            if gc.isenabled():
-                # The time of a collection, and of its finalizers, depends on earlier allocations: the runner collects between two worlds.
-                gc.disable()
-                stack.callback(gc.enable)
-            self._stack = stack.pop_all()
+        self._random = random.getstate()
+        self._collects = gc.isenabled()
+        try:
+            self._replace()
+        except BaseException:
+            self._restore()
+            raise
         _current = self
         return self
 
     def __exit__(self, *error: object) -> None:
         global _current
         _current = None
-        self._stack.close()
+        self._restore()
+
+    def _replace(self) -> None:
+        _migrated()
+        # The time of a collection, and of its finalizers, depends on earlier allocations: the runner collects between two worlds.
+        gc.disable()
+        random.seed(self._global)
+        self._patch(scheduler, "_ALLOW_DETERMINISTIC_SCHEDULING", True)
+        self._patch(scheduler, "_r", self._order)
+        self._patch(scheduler, "Instruments", _NoInstruments)
+        self._patch(scheduler.CancelScope, "_might_change_registered_deadline", _change_deadline)
+        self._patch(self.clock, "_autojump", self._jump)
+        self._patch(os, "urandom", self._bytes.randbytes)
+        self._patch(random, "_urandom", self._bytes.randbytes)
+        self._patch(trio, "open_tcp_stream", self._dial)
+        self._patch(trio.to_thread, "run_sync", self._in_thread)
+        self._patch(threading.Thread, "start", self._start_thread)
+        # A simulated thread takes virtual time, so it does not hold the clock as a real one does.
+        self._patch(threads_module, "hold_clock", _hold_nothing)
+        self._patch(threads_module, "release_clock", _hold_nothing)
+        self._patch(threads_module, "wait_out", wait_out_virtually)
+        self._patch(plugins_module, "entry_points", simulated_entry_points)
+        self._patch(warden_module, "Custody", _Custody(self._outside.custody))
+        self._patch(warden_module.prctl, "become_subreaper", lambda on=True: None)
+        self._patch(sandbox_module, "probe_protections", _no_protections)
+        self._patch(runtime_module, "_wall_clock", self._runtime_clock)
+        self._patch(Rule, "compile", _compile_once)
+        self._patch(store_module, "migrate", _migrate_once)
+        self._patch(self.clock, "current_time", partial(getattr, self.clock, "_virtual_base"))
+        self._patch(_importing, "_find_and_load", _load_outside)
+        self._bound = {name: self._clock_of(name) for name in _CLOCKS}
+        self._bound |= {"urandom": self._bytes.randbytes, "run_sync": self._in_thread, "open_tcp_stream": self._dial}
+        for name in _CLOCKS:
+            self._patch(time, name, self._bound[name])
+        self._patch_sites()
+
+    def _restore(self) -> None:
+        while self._patches:
+            setattr(*self._patches.pop())
+        random.setstate(self._random)
+        if self._collects:
+            gc.enable()
 
     def _patch(self, owner: object, name: str, value: object) -> None:
-        self._stack.callback(setattr, owner, name, getattr(owner, name))
+        self._patches.append((owner, name, getattr(owner, name)))
         setattr(owner, name, value)
+
+    def _patch_sites(self) -> None:
+        """Replace what modules have imported by name, in those that are loaded since the last call."""
+        _look_for_sites()
+        for module, attribute, name in _sites[self._sites :]:
+            self._patch(module, attribute, self._bound[name])
+        self._sites = len(_sites)
+
+    @contextmanager
+    def lifted(self) -> Iterator[None]:
+        """Be outside of the world for the body of the `with`: everything is as before it, and nothing is drawn from the seed."""
+        global _current
+        state = random.getstate()
+        replaced = [(owner, name, getattr(owner, name)) for owner, name, _ in self._patches]
+        _current = None
+        for one in reversed(self._patches):
+            setattr(*one)
+        try:
+            yield
+        finally:
+            for one in replaced:
+                setattr(*one)
+            random.setstate(state)
+            _current = self
+            self._patch_sites()
 
     def _clock_of(self, name: str) -> Callable[[], float]:
         real = _REAL[name]
@@ -344,23 +400,21 @@ def _compile_once(rule: Rule) -> None:
     state.update(made, _build=MethodType(made["_build"], rule), _build_unknown=MethodType(made["_build_unknown"], rule))
 
 
-_migrated: list[apsw.Connection] = []
+@cache
+def _migrated() -> apsw.Connection:
+    """Return an empty database in memory with the schema."""
+    db = connect(MEMORY)
+    migrate(db, MEMORY)
+    return cast("apsw.Connection", db)
 
 
 def _migrate_once(db: apsw.Connection, path: str) -> int:
-    """Create the schema of an empty database in memory: the first time by the migrations, later by a copy of that database."""
+    """Create the schema of an empty database in memory by a copy of one that is migrated once."""
     if path != MEMORY:
         return migrate(cast("Any", db), path)
-    if _migrated:
-        with db.backup("main", _migrated[0], "main") as copying:
-            copying.step()
-        return 0
-    before = migrate(cast("Any", db), path)
-    template = apsw.Connection(MEMORY)
-    with template.backup("main", db, "main") as copying:
+    with db.backup("main", _migrated(), "main") as copying:
         copying.step()
-    _migrated.append(template)
-    return before
+    return 0
 
 
 async def _no_protections() -> Protections:
@@ -368,25 +422,33 @@ async def _no_protections() -> Protections:
     return Protections()
 
 
-def _places_of(name: str) -> list[tuple[ModuleType, str]]:
-    """Return where a clock of `time` is bound: the module itself, and modules of this package that imported it by name."""
-    if _modules_seen != len(sys.modules):
-        _look_for_clocks()
-    return [(time, name), *_sites[name]]
+_importing: Final[Any] = sys.modules["_frozen_importlib"]
+_load: Final[Callable[..., Any]] = _importing._find_and_load
 
 
-def _look_for_clocks() -> None:
+def _load_outside(name: str, *given: Any) -> Any:
+    """Load a module outside of the world: in the next world it is loaded already."""
+    boundary = _current
+    if boundary is None or name in sys.modules or threading.get_ident() != boundary.thread:
+        return _load(name, *given)
+    with boundary.lifted():
+        return _load(name, *given)
+
+
+def _look_for_sites() -> None:
     global _modules_seen
+    if _modules_seen == len(sys.modules):
+        return
     _modules_seen = len(sys.modules)
-    modules = [module for key, module in sys.modules.items() if key.startswith("hermes_trio.") and key not in _looked]
-    for module in modules:
-        _looked.add(module.__name__)
-        if module.__name__ == __name__:
+    names = {id(value): name for name, value in _BOUND.items()}
+    for key, module in list(sys.modules.items()):
+        if key in _looked:
             continue
-        for attribute, value in vars(module).items():
-            for clock, real in _REAL.items():
-                if value is real:
-                    _sites[clock].append((module, attribute))
+        _looked.add(key)
+        if key == __name__ or key.partition(".")[0] in _KEEP:
+            continue
+        bound: dict[str, Any] = getattr(module, "__dict__", {})  # not everything there is a module
+        _sites.extend((module, attribute, names[id(value)]) for attribute, value in bound.items() if id(value) in names)
 
 
 Handler = Callable[[trio.SocketStream], Awaitable[None]]

@@ -11,7 +11,6 @@ import tempfile
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import ExitStack, asynccontextmanager
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
@@ -202,10 +201,6 @@ class World:
 
     def run(self, after: Callable[[World], Awaitable[None]] | None = None) -> None:
         """Execute the program to its end. `after` is called before the store closes, so that the invariants can read rows."""
-        if self.program.mcp:
-            # Outside of the boundary: what an import draws and schedules would differ between the first world of a process and later ones.
-            for module in ("mcp", "mcp.client.streamable_http", "mcp_types", "jsonschema"):
-                import_module(module)
         with self.boundary:
             trio.run(self._live, after, clock=self.clock)
         self.coverage.calls.update(self.faults.calls)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
+from itertools import count, islice
 
 import pytest
 
-from hermes_trio.testing.simulation import make_program, run_seed
+from hermes_trio.testing.simulation import Program, make_program, run_seed
 
 DIGESTS = """
 import sys
@@ -17,9 +19,20 @@ for seed in map(int, sys.argv[1:]):
     print(seed, run_seed(seed).trace.digest(), len(sys.modules) - before, flush=True)
 """
 
-WITH_MCP = 2
-WITH_LATE_IMPORTS = 73
-"""The first seed that continues a conversation of the terminal, which imports its adapter."""
+
+def first_seed(wanted: Callable[[Program], bool]) -> int:
+    """Return the first seed with such a program."""
+    return next(seed for seed in count(1) if wanted(make_program(seed)))
+
+
+def is_plain(program: Program) -> bool:
+    """Return whether a program has Telegram and no MCP server."""
+    return program.platform == "telegram" and not program.mcp
+
+
+WITH_MCP = first_seed(lambda program: program.mcp)
+WITH_LATE_IMPORTS = first_seed(lambda program: program.mcp and program.platform == "slack")
+"""It imports modules that no plain program does."""
 
 
 def replay(*seeds: int) -> dict[int, tuple[str, int]]:
@@ -32,7 +45,6 @@ def replay(*seeds: int) -> dict[int, tuple[str, int]]:
 
 def test_a_seed_alone_is_the_seed_after_others() -> None:
     """Here others have run before, in this process; there it is the first."""
-    assert make_program(WITH_MCP).mcp
     run_seed(1)
     assert run_seed(WITH_MCP).trace.digest() == replay(WITH_MCP)[WITH_MCP][0]
 
@@ -41,7 +53,8 @@ def test_a_seed_alone_is_the_seed_after_others() -> None:
 @pytest.mark.parametrize("seed", [17, 18, WITH_MCP, WITH_LATE_IMPORTS])
 def test_a_seed_alone_is_the_seed_after_twenty_others(seed: int) -> None:
     """Also one with an MCP server, and one that imports modules that no earlier one has imported."""
-    alone, later = replay(seed), replay(*range(100, 120), seed)
+    others = islice((other for other in count(100) if is_plain(make_program(other))), 20)
+    alone, later = replay(seed), replay(*others, seed)
     assert alone[seed][0] == later[seed][0]
     if seed == WITH_LATE_IMPORTS:
         assert later[seed][1] > 0

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import os
+import random
 import re
 import socket
 import subprocess
@@ -11,6 +13,7 @@ import sys
 import threading
 import time
 from contextvars import copy_context
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -194,3 +197,37 @@ def test_time_and_chance_are_the_worlds() -> None:
             drawn.append(os.urandom(8))
     assert drawn[0] == drawn[1]
     assert time.time is real
+
+
+LATE = """
+import os, random, threading
+from os import urandom
+from time import monotonic
+DRAWN = random.random(), os.urandom(4), urandom(4)
+WORKER = threading.Thread(target=int)
+WORKER.start()
+WORKER.join()
+"""
+
+
+def test_a_module_that_a_world_loads_first_takes_nothing_from_it_and_keeps_nothing_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Loading draws nothing from the seed and may use the machine; what the module has bound by name is that of the world in which it is used."""
+    (tmp_path / "loaded_late.py").write_text(LATE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    drawn = []
+    for _ in range(2):
+        world = World(make_program(5))
+        with Boundary(5, world.clock, Nothing()) as boundary:
+            world.clock.jump(len(drawn))
+            with pytest.raises(ImportError):
+                importlib.import_module("loaded_never")
+            late = importlib.import_module("loaded_late")
+            assert late.monotonic() == EPOCH + len(drawn)
+            drawn.append((random.random(), os.urandom(8), late.urandom(8)))
+        assert not boundary.breaches
+    assert drawn[0] == drawn[1]
+    assert late.monotonic is time.monotonic
+    assert late.urandom is os.urandom
+    del sys.modules["loaded_late"]
