@@ -564,8 +564,8 @@ def run_routes() -> list[Route]:
             parameters=(
                 RouteParameter(
                     "wait",
-                    "Wait until the run has ended, or settled.",
-                    {"type": "string", "enum": ["ended", "settled"]},
+                    "Wait until the run has ended, or settled; empty for no wait.",
+                    {"type": "string", "enum": ["", "ended", "settled"]},
                 ),
                 RouteParameter("timeout", "Seconds to wait at most.", {"type": "number", "minimum": 0, "maximum": 600}),
             ),
@@ -581,7 +581,11 @@ def run_routes() -> list[Route]:
             media="text/event-stream",
             parameters=(
                 RouteParameter("Last-Event-ID", "Resume behind this event.", where="header"),
-                RouteParameter("until", "Where the stream ends.", {"type": "string", "enum": ["ended", "settled"]}),
+                RouteParameter(
+                    "until",
+                    "Where the stream ends; empty for `ended`.",
+                    {"type": "string", "enum": ["", "ended", "settled"]},
+                ),
             ),
         ),
         route(
