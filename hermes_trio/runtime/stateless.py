@@ -265,7 +265,9 @@ class StatelessEntry:
         await self.runs.live(run)
 
     async def _write_down(self, start: TurnStart) -> None:
-        """Commit the beginning of a run. Retries while the outcome of a write is unknown, and after that until the store writes it or refuses it."""
+        """Commit the beginning of a run. After an unknown outcome, retries until the store writes it, its rows refuse it, or a drain begins: a row that
+        may exist has to be begun, however often the store refuses this write.
+        """
         core = self._core
         unknown = False
 
@@ -279,4 +281,4 @@ class StatelessEntry:
 
         what = f"learn whether run {start.run and start.run.run_id} was written"
         over = lambda: core.draining or not unknown  # noqa: E731 - one condition
-        await retried(write, what, first=0.1, longest=5.0, works=core.ends.works, over=over)
+        await retried(write, what, first=0.1, longest=5.0, over=over)

@@ -95,7 +95,7 @@ def noisy_job(seconds: float) -> JobSpec:
 
 def turn_store(job: Job) -> Any:
     """The store that a job's runtime writes to."""
-    return job._core.store
+    return job.core.store
 
 
 class Program:
@@ -402,7 +402,7 @@ def reduced_ends(into: set[str]) -> Iterator[None]:
 
     class Collector(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            if "is reduced" in str(record.msg) and record.args:
+            if "only its state and error are written" in str(record.msg) and record.args:
                 into.add(str(record.args[0]))  # type: ignore[index]
 
     log, collector = logging.getLogger("hermes_trio.runtime.ends"), Collector()
@@ -431,6 +431,21 @@ def run_program(seed: int) -> None:
     except BaseException as error:
         error.add_note(f"the program of seed {seed}")
         raise
+
+
+async def test_a_reduced_end_is_collected(virtual_clock: object) -> None:
+    """The programs excuse a turn whose record the store has refused, and know it by its name."""
+
+    async def echo(turn: Turn) -> str:
+        return turn.input.text
+
+    faults, reduced = StoreFaults(), set[str]()
+    async with Runtime(agent=echo, store=faults.around(open_store(None))) as runtime:
+        faults.fail("finish_turn", times=5)
+        with reduced_ends(reduced):
+            outcome = await runtime.run_turn("hi", SessionContext(session_id="s", session_key="s"))
+            await trio.sleep(10)
+    assert reduced == {f"turn {outcome.turn_id}"}
 
 
 @pytest.mark.parametrize("seed", range(40))

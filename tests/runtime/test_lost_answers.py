@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import trio
 import trio.testing
 
 from hermes_trio import CancelCause, Cause, Runtime, SessionContext, Turn, TurnHooks
+from hermes_trio.runtime.errors import OutcomeUnknown
 from hermes_trio.runtime.outcome import Outcome, RunStatus, TurnState
 from hermes_trio.runtime.peers import STOP_RUN
 from hermes_trio.runtime.ports import NewMessage, NodeRequest, TurnInput
@@ -41,25 +43,55 @@ def spec(text: str = "hi", session_id: str = "s") -> TurnSpec:
 # -- beginnings ------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("refusal", ["another run has the key", "the store refuses it"])
-async def test_a_beginning_that_was_refused_is_not_retried_for_ever(virtual_clock: object, refusal: str) -> None:
-    """After one unknown outcome, a refusal of the rows ends the attempts at once, and one of a store that works after a few: the caller learns it, and
-    no token is held.
-    """
+async def test_a_beginning_that_its_rows_refuse_is_not_retried(virtual_clock: object) -> None:
+    """After one unknown outcome, a refusal of the rows ends the attempts at once: the caller learns it, and no token is held."""
     faults = StoreFaults()
     async with Runtime(agent=agent, store=faults.around(open_store(None))) as runtime:
         first = await runtime.stateless.start_run(spec(), idempotency_key="k", fingerprint="f")
         await first.ended.wait()
-        if refusal == "another run has the key":
-            faults.fail("begin_turn", error=CommitUncertain)
+        faults.fail("begin_turn", error=CommitUncertain)
+        begun = faults.calls["begin_turn"]
+        with pytest.raises(AlreadyStarted):
+            await runtime.stateless.start_run(spec(), idempotency_key="k", fingerprint="f")
+        assert faults.calls["begin_turn"] - begun == 2
+        assert (runtime.core.admission.active, runtime.core.starting) == (0, set())
+
+
+@pytest.mark.parametrize("after", [False, True])
+async def test_a_run_that_may_be_written_begins_however_often_its_beginning_is_refused(
+    virtual_clock: object, after: bool
+) -> None:
+    """After an unknown outcome the row of a run may exist, also if a store that accepts other writes refuses this one again and again: the run begins."""
+    faults = StoreFaults()
+    async with Runtime(agent=agent, store=faults.around(open_store(None))) as runtime:
+        if after:
+            faults.fail("begin_turn", after_commit=True)
         else:
             faults.fail("begin_turn", error=CommitUncertain)
-            faults.fail("begin_turn", times=None)
-        begun = faults.calls["begin_turn"]
-        with pytest.raises(AlreadyStarted if refusal == "another run has the key" else StoreError):
-            await runtime.stateless.start_run(spec(), idempotency_key="k", fingerprint="f")
-        assert faults.calls["begin_turn"] - begun <= 4
+        faults.fail("begin_turn", times=5)
+        run = await runtime.stateless.start_run(spec(), run_id="run_a")
+        await run.settled.wait()
+        row = await runtime.store.get_run("run_a")
+        assert row is not None
+        assert (row.status, row.output) == (RunStatus.COMPLETED, "ok")
         assert (runtime.core.admission.active, runtime.core.starting) == (0, set())
+
+
+async def test_a_run_that_may_be_written_and_is_refused_ends_with_its_runtime(virtual_clock: object) -> None:
+    """The caller gets `OutcomeUnknown` while the beginning is refused. A drain gives it up, and the next start ends the row: none is held by nobody."""
+    faults = StoreFaults()
+    async with open_store(None) as store:
+        async with Runtime(agent=agent, store=faults.around(nullcontext(store))) as runtime:
+            faults.fail("begin_turn", after_commit=True)
+            faults.fail("begin_turn", times=None)
+            with pytest.raises(OutcomeUnknown):
+                await runtime.stateless.start_run(spec(), run_id="run_a")
+            assert (await runtime.drain(1)).ok
+            assert (runtime.core.admission.active, runtime.core.starting) == (0, set())
+        async with Runtime(agent=agent, store=nullcontext(store)):
+            row = await store.get_run("run_a")
+            assert row is not None
+            assert (row.status, row.error_code) == (RunStatus.FAILED, "interrupted")
 
 
 @pytest.mark.parametrize("after", [False, True])

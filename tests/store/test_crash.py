@@ -61,11 +61,12 @@ class Forks:
         stdin.write(f"{kind} {path} {generation}\n".encode())
         stdin.flush()
         pid = int(stdout.readline().split()[1])
-        first = stdout.readline()
-        assert first.split() == [b"ready", str(generation).encode()], first
+        lines: list[bytes] = []
+        while (line := stdout.readline()).split() != [b"ready", str(generation).encode()]:
+            assert line.split()[0] != b"dead", line
+            lines.append(line)  # its senders work as soon as their stage is open
         time.sleep(seconds)
         os.kill(pid, signal.SIGKILL)
-        lines: list[bytes] = []
         while (line := stdout.readline()).split()[0] != b"dead":
             lines.append(line)
         said.hear(lines)
@@ -234,7 +235,8 @@ def test_no_kill_breaks_a_promise_while_the_store_fails(tmp_path: Path) -> None:
         check_runtime(db, said)
         ends = dict(many(db, "SELECT text, state FROM inbox WHERE kind = 'message'"))
         assert set(ends.values()) <= {"delivered", "interrupted", "dead"}
-        assert column(db, "SELECT state FROM outbox") == {"sent"}
+        # A reply whose sender was killed in three attempts is given up, and says so.
+        assert column(db, "SELECT state FROM outbox") <= {"sent", "dead"}
     assert len(said["accepted"]) > 2 * KILLS
     assert said.repeated["called"] == set(), "an agent was given a message twice"
     assert said["sent"] & said.repeated["sent"] == set(), "a reply was sent twice without a label"
