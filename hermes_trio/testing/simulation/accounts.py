@@ -248,7 +248,7 @@ def pages_miss_nothing(world: World) -> Iterator[str]:
                 if page.tenant != said.tenant or page.resyncs:
                     continue
                 live = any(
-                    since < created - world.started_at + 0.5 and until > sent - world.started_at + 3
+                    since < created - world.started_at and until > sent - world.started_at + 3
                     for since, until in page.connections
                 )
                 if live and not any(
