@@ -77,7 +77,12 @@ def simulate(
     count, start = SEEDS if seeds is None else seeds, 1 if first is None else first
     began = time.monotonic()
 
+    told: set[int] = set()
+
     def progress(report: SimulationReport) -> None:
+        for number in sorted(report.failures.keys() - told):
+            sys.stderr.write(f"\rseed {number}: {report.failures[number][0]}\n")
+        told.update(report.failures)
         _show(report, count, time.monotonic() - began)
 
     try:

@@ -64,13 +64,14 @@ def test_a_failure_is_told_shortened_and_run_again(tmp_path: Path, capsys: pytes
     with patched(*patches):
         with pytest.raises(CommandFailed, match=invariant) as failed:
             simulate(first=16, seeds=1, nodes=2, faults="store", minutes=1.0, picture=picture, report=report)
-        out = capsys.readouterr().out
+        out, progress = capsys.readouterr()
         again = next(line.partition(": ")[2] for line in out.splitlines() if line.startswith("again: "))
         assert "--seed 16 --minutes 1 --faults store --nodes 2" in again
         with pytest.raises(CommandFailed) as repeated:
             run_line(again)
         told = capsys.readouterr().out
     assert str(failed.value) == f"1 of 1 seeds: {repeated.value}"
+    assert progress.count(f"{repeated.value}\n") == 1
     for text in (out, told):
         assert versions() in text
         (numbers,) = re.findall(r"^shortened from (\d+) steps to (\d+)$", text, re.MULTILINE)
