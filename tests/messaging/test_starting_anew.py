@@ -23,12 +23,28 @@ from hermes_trio.runtime.supervisor import Job, JobSpec
 from hermes_trio.store import SessionFilter
 from hermes_trio.store.records import ApprovalChoice, ApprovalState, InboxState
 from hermes_trio.store.sqlite.store import SqliteStore
+from hermes_trio.testing.fakes import ScriptedAgent
 from hermes_trio.testing.memory_platform import MemoryPlatform
 from hermes_trio.testing.rows import grant_category
 
 from .harness import OPEN, World, asks, open_world, scripted, starts_job, works
 
 HOUR = 3600.0
+LONG = 120.0
+
+
+async def take_all_places(chat: MemoryPlatform, agent: ScriptedAgent, nodes: int) -> None:
+    """Let other people write until every node runs a turn, where each has one place.
+
+    Which node takes a message is left to chance, and one whose place is taken may take another: it waits there.
+    """
+    wanted = len(agent.turns) + nodes
+    for number in range(int(LONG / 2)):
+        await chat.say("somebody else", chat=f"other-{number}")
+        await trio.sleep(1)
+        if len(agent.turns) == wanted:
+            return
+    raise AssertionError("a node takes nothing")
 
 
 @asynccontextmanager
@@ -189,22 +205,21 @@ async def test_new_is_done_as_a_whole_or_not_at_all(virtual_clock: object) -> No
 
 
 async def test_a_message_whose_session_was_chosen_before_new_runs_in_the_new_conversation(
-    virtual_clock: object,
+    virtual_clock: object, nodes: int
 ) -> None:
     """It waits for a free slot while the command is executed: nothing goes on in the conversation of which the person was told that it is over."""
-    chat, agent = MemoryPlatform(), scripted(works(1), works(60))
+    chat, agent = MemoryPlatform(), scripted(works(1), *[works(LONG)] * nodes)
     settings = RuntimeSettings(watchdog_seconds=0, max_turns=1)
     async with open_world(agent, chat, runtime_settings=settings) as world:
         await chat.say("one")
         await chat.wait_sent(1)
-        await chat.say("somebody else", chat="2")
-        await trio.sleep(1)
+        await take_all_places(chat, agent, nodes)
         await chat.say("two")
         await trio.sleep(1)
         assert (await chat.say("/new")).text == "A new conversation begins."
         await chat.until(lambda: "echo: two" in chat.texts())
         sessions = {one.id: one.end_reason for one in await world.store.list_sessions(SessionFilter(source="memory"))}
-    old, _, new = (turn.context.session_id for turn in agent.turns)
+    old, new = (turn.context.session_id for turn in agent.turns if turn.input.text in {"one", "two"})
     assert (sessions[old], sessions[new]) == ("session_reset", None)
 
 
@@ -232,19 +247,22 @@ async def test_new_stops_a_turn_that_began_while_it_was_stored(
     assert [turn.input.text for turn in agent.turns] == ["one", "two"]
 
 
-async def test_a_notice_that_waits_for_a_slot_during_new_ends_with_the_old_conversation(virtual_clock: object) -> None:
+async def test_a_notice_that_waits_for_a_slot_during_new_ends_with_the_old_conversation(
+    virtual_clock: object, nodes: int
+) -> None:
     """It is abandoned with its session, which stays ended."""
-    chat, agent = MemoryPlatform(), scripted(starts_job(5), works(60))
+    chat, agent = MemoryPlatform(), scripted(starts_job(LONG / 2), *[works(LONG)] * nodes)
     settings = RuntimeSettings(watchdog_seconds=0, max_turns=1)
     async with open_world(agent, chat, runtime_settings=settings) as world:
         await chat.say("one")
         await chat.wait_sent(1)
-        await chat.say("somebody else", chat="2")
-        await trio.sleep(10)
+        await take_all_places(chat, agent, nodes)
+        await trio.sleep(LONG / 2)
         assert (await chat.say("/new")).text == "A new conversation begins."
         await world.idle()
-        assert len(agent.turns) == 2
-        old = await world.store.get_session(agent.turns[0].context.session_id)
+        used = [turn.context.session_id for turn in agent.turns]
+        assert used.count(used[0]) == 1
+        old = await world.store.get_session(used[0])
         ((row, reason),) = await world.store.list_inbox(InboxState.ABANDONED)
     assert old is not None
     assert (old.end_reason, row.kind, reason) == ("session_reset", InboxKind.NOTICE, "session_ended")
