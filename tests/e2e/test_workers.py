@@ -120,10 +120,20 @@ def test_two_workers_share_an_address_a_store_and_an_end(tmp_path: Path, postgre
 @pytest.mark.slow
 def test_a_drain_goes_on_when_the_parent_is_killed(tmp_path: Path, postgres: PostgresServer, postgres_url: str) -> None:
     """What the workers drain ends as it would have: the end of the parent is no second signal."""
-    with serving(tmp_path, postgres_url, 2) as pool:
-        run_id = pool.post("/v1/runs", {"input": "!sleep 5\nslept well"})["run_id"]
-        eventually(lambda: pool.get(f"/v1/runs/{run_id}")["status"] == "running", seconds=30)
+    killed = tmp_path / "killed"
+    waits = f"!run until [ -e {killed} ]; do sleep 0.1; done; sleep 2; echo slept well"
+    database = postgres_url.rpartition("/")[2]
+
+    def nodes() -> str:
+        return postgres.execute("SELECT count(*) FROM hermes_trio.nodes", database)
+
+    with serving(tmp_path / "home", postgres_url, 2) as pool:
+        eventually(lambda: nodes() == "2", seconds=60)
+        run_id = pool.post("/v1/runs", {"input": waits})["run_id"]
+        eventually(lambda: pool.get(f"/v1/runs/{run_id}")["status"] == "running", seconds=60)
         pool.process.send_signal(signal.SIGTERM)
+        # Then only the worker of the run is left to say that it drains. What reaches the other one while it ends is not always answered.
+        eventually(lambda: nodes() == "1", seconds=60)
 
         def drains() -> bool:
             try:
@@ -132,15 +142,14 @@ def test_a_drain_goes_on_when_the_parent_is_killed(tmp_path: Path, postgres: Pos
                 return refused.code == 503
             return False
 
-        eventually(drains, seconds=30)
+        eventually(drains, seconds=60)
         pool.process.kill()
-        sql, database = (
-            f"SELECT status FROM hermes_trio.runs WHERE run_id = '{run_id}'",
-            postgres_url.rpartition("/")[2],
-        )
-        eventually(lambda: postgres.execute(sql, database) not in ("queued", "running"), seconds=30)
+        pool.process.wait()
+        killed.touch()
+        sql = f"SELECT status FROM hermes_trio.runs WHERE run_id = '{run_id}'"
+        eventually(lambda: postgres.execute(sql, database) not in ("queued", "running"), seconds=60)
         assert postgres.execute(sql, database) == "completed"
-        eventually(lambda: postgres.execute("SELECT count(*) FROM hermes_trio.nodes", database) == "0", seconds=30)
+        eventually(lambda: nodes() == "0", seconds=60)
 
 
 @pytest.mark.slow
