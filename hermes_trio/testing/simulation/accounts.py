@@ -5,6 +5,7 @@ Each function yields a sentence for each violation; `invariants.py` adds it to t
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
@@ -42,6 +43,8 @@ SPARE: Final = {6: "jobs", 14: "tokens", 10: "mailbox", 12: "seconds"}
 _ASIDES: Final = ("I am ", "That was too much", "Refused:", "Withdrawn:", "A command was refused", "(", "[")
 """The beginnings of replies outside of turns that answer no command."""
 
+
+_REVIVED: Final = re.compile(r"POST /admin/outbox/(\d+)/retry")
 
 _LABEL: Final = "".join(character for character in DUPLICATE_LABEL if character.isalnum())
 
@@ -115,9 +118,15 @@ def replies_are_sent_once(world: World) -> Iterator[str]:
     queued: Counter[tuple[int, str]] = Counter()
     since: dict[tuple[int, str], float] = {}
     stepped = any(one.text.startswith("clock") for one in world.trace.of("fault"))
-    for target, text, created in world.rows(
-        "SELECT target, text, created_at FROM outbox WHERE platform = ?", world.chat.name
+    # A dead letter that is queued again is as new as that, and keeps its label: its attempts began after the message that its turn answers.
+    revived = {int(found[1]) for one in world.trace.of("chore") if (found := _REVIVED.match(one.text))}
+    for id, target, text, created, asked in world.rows(
+        "SELECT o.id, o.target, o.text, o.created_at, (SELECT min(i.created_at) FROM inbox i WHERE i.turn_id = o.turn_id AND o.turn_id <> '')"
+        " FROM outbox o WHERE o.platform = ?",
+        world.chat.name,
     ):
+        if id in revived:
+            created = world.started_at if asked is None else min(created, asked)
         where = (world.chat.chat_of(str(msgspec.json.decode(target).get("chat_id"))), plain(text))
         queued[where] += 1
         since[where] = min(since.get(where, created), 0.0 if stepped else created - world.started_at)

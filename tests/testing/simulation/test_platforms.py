@@ -14,6 +14,7 @@ from hermes_trio.messaging.senders import Senders
 from hermes_trio.testing.simulation import PLATFORMS, Program, Step, WorldSettings, make_program, run_program
 from hermes_trio.testing.simulation.people import LISTED
 
+from .count_mutants import COUNT_MUTANTS
 from .mutants import MUTANTS, patched
 
 SETTINGS = WorldSettings(cron="", calm_seconds=100)
@@ -186,6 +187,23 @@ def test_a_node_that_sends_on_after_its_drain_is_convicted() -> None:
     assert result.violations == (), result.story()
     with patched((Senders, "stage", _sends_on)):
         assert run_program(program, SETTINGS).invariants == {"7 stops"}
+
+
+def test_a_dead_letter_that_is_queued_again_keeps_its_label() -> None:
+    """The node ended before it could write that the platform had refused the reply: the one copy has that reason, and a second one has none."""
+    steps = (
+        Step(0.0, "crash", 0, 90, "before outbox_dead down=5"),
+        Step(4.9, "telegram", 0, 270, "sendMessage block"),
+        Step(5.0, "write", 0, 2, "say"),
+        Step(52.0, "chore", 0, 3, "letters"),
+    )
+    program = Program(1, 90, steps)
+    result = run_program(program, SETTINGS)
+    assert result.violations == (), result.story()
+    assert "500: '(This may be a duplicate" in result.story()
+    *_, patches = COUNT_MUTANTS["a labelled copy is sent twice"]
+    with patched(*patches):
+        assert "1 watched" in run_program(program, SETTINGS).invariants
 
 
 def test_on_slack_everything_about_a_request_is_said_in_its_thread() -> None:
