@@ -23,7 +23,7 @@ from hermes_trio.messaging.callbacks import CallbackResponse, headers_of
 from hermes_trio.messaging.chunking import TELEGRAM
 from hermes_trio.messaging.contract import Adapter, Button, Outgoing, SendResult
 from hermes_trio.messaging.errors import Missing, PlatformError, PlatformErrorKind, single_failure
-from hermes_trio.messaging.intake import Intake, hand_over
+from hermes_trio.messaging.intake import STORE_DELAYS, Intake, hand_over
 from hermes_trio.messaging.markup import to_markdown_v2, to_plain
 from hermes_trio.messaging.menu import MENU
 from hermes_trio.messaging.platform_settings import (
@@ -175,7 +175,15 @@ class TelegramAdapter(Adapter):
 
             if is_command:
                 nursery.start_soon(confirm_in_time)
-            said = await self._accept(update)
+            while True:
+                try:
+                    said = await self._accept(update)
+                    break
+                except StoreError as error:
+                    if not poller.is_confirmed(update.update_id):
+                        raise
+                    logger.warning("could not handle the command of update %d; retrying: %s", update.update_id, error)
+                    await trio.sleep(STORE_DELAYS[-1])
             poller.confirm(update.update_id)
             nursery.cancel_scope.cancel()
         await self._answer(update.callback_query, said)

@@ -298,6 +298,10 @@ class TelegramPoller:
             self._offset = self._newest + 1
             self._all_confirmed.set()
 
+    def is_confirmed(self, update_id: int) -> bool:
+        """Return whether the update was confirmed, so that Telegram will not deliver it again."""
+        return update_id not in self._given
+
     async def flush(self) -> None:
         """Send the confirmations to the Bot API, without waiting for new updates. Call it before closing the client.
 

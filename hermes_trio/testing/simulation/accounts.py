@@ -169,8 +169,8 @@ def replies_are_queued_once(world: World) -> Iterator[str]:
         " GROUP BY turn_id, platform, target, text HAVING count(*) > 1"
     ):
         yield f"the turn {turn_id} has queued {text[:80]!r} {count} times"
-    # Equal commands that waited for a node are handled in one instant.
-    typed = Counter((step.who, step.words) for step in world.program.steps if step.kind == "command")
+    # Equal commands that waited for a node are handled in one instant; `/stop` and `/stop all` can have the same answer.
+    typed = Counter((step.who, step.words.split()[0]) for step in world.program.steps if step.kind == "command")
     for text, count in world.rows(
         "SELECT text, count(*) FROM outbox WHERE platform = ? AND turn_id = '' AND instr(payload, 'approval_id') = 0"
         " GROUP BY target, text, created_at HAVING count(*) > ?",

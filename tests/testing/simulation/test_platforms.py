@@ -64,6 +64,15 @@ def test_what_is_said_while_messages_cannot_be_stored_is_answered_once_on_every_
         assert answers.index("500: 'done m1'") < answers.index("500: 'done m2'")
 
 
+@pytest.mark.parametrize("platform", PLATFORMS)
+def test_a_command_is_answered_after_a_store_has_stayed_away(platform: str) -> None:
+    """Also on Telegram, which got the confirmation of the command before it was executed, and does not deliver it again."""
+    steps = (Step(5.0, "store", words="* after seconds=60"), Step(6.0, "command", 2, 1, "/stop all"))
+    result = run_program(Program(1, 70, steps, platform=platform), SETTINGS)
+    assert not result.violations, result.story()
+    assert "502: 'Nothing was running.'" in [one.text.replace("**", "") for one in result.trace.of("chat")]
+
+
 @pytest.mark.parametrize(
     ("platform", "fault"), [("discord", "gateway invalid"), ("discord", "gateway reconnect"), ("slack", "socket close")]
 )
