@@ -56,6 +56,22 @@ async def test_pruning_touches_only_ended_sessions(store: Store, clock: Clock) -
     assert await ids(store) == {"open"}
 
 
+async def test_an_ended_session_with_a_live_job_is_not_removed(store: Store, clock: Clock) -> None:
+    """A background process outlives the session of its sub-agent, which goes with the next round after the end of the job."""
+    await store.create_session(NewSession(id="child", source="subagent"))
+    await store.start_job(job("p1", "child"))
+    await store.end_session("child", "subagent_complete")
+    clock.advance(100 * DAY)
+
+    assert await store.prune_sessions(1, dry_run=True) == 0
+    assert await store.prune_sessions(1) == 0
+    assert "sessions" not in (await store.maintain()).removed
+    assert await ids(store) == {"child"}
+
+    await store.finish_job(JobFinish(job_id="p1", state=JobState.EXITED))
+    assert (await store.maintain()).removed["sessions"] == 1
+
+
 async def test_pruning_a_parent_leaves_its_children(store: Store, clock: Clock) -> None:
     """Surviving children lose the link, nothing else; messages go with their session."""
     await store.finish_turn(finish(start("t1", "parent"), "q", "a", end_session="done"))

@@ -35,7 +35,10 @@ MERGE_STEPS: Final = 10_000
 
 
 class Prune(msgspec.Struct, frozen=True, kw_only=True):
-    """Which ended sessions to remove: those that ended before a time, and match all the filters that are given."""
+    """Which ended sessions to remove: those that ended before a time, have no live job, and match all the filters that are given.
+
+    A background process outlives the end of its sub-agent's session, and needs the session's folder and its binding to a host.
+    """
 
     before: float
     source: str | None = None
@@ -45,7 +48,11 @@ class Prune(msgspec.Struct, frozen=True, kw_only=True):
     def where(self) -> tuple[str, list[object]]:
         """Return the condition and its bindings."""
         parts, bindings = equalities({"source": self.source, "end_reason": self.end_reason, "tenant": self.tenant})
-        return " AND ".join(("ended_at IS NOT NULL AND ended_at < ?", *parts)), [self.before, *bindings]
+        ended = (
+            "ended_at IS NOT NULL AND ended_at < ?"
+            " AND NOT EXISTS (SELECT 1 FROM jobs j WHERE j.session_id = sessions.id AND j.ended_at IS NULL)"
+        )
+        return " AND ".join((ended, *parts)), [self.before, *bindings]
 
 
 def count_prunable(db: Database, prune: Prune) -> int:
