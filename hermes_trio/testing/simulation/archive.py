@@ -12,8 +12,8 @@ from typing import Any, Final
 from hermes_trio.base.retention import DAY, Retention
 
 _SHORT: Final = 15 / DAY
-_LONGER: Final = 150 / DAY
-"""For what recognises repetitions, which platforms and clients of a world send within two minutes."""
+_LONGER: Final = 300 / DAY
+"""For what recognises repetitions: platforms and clients of a world send them within minutes, and an end is repeated until the store has written it."""
 
 SHORT_RETENTION: Final = Retention(
     runs=_SHORT,
@@ -21,7 +21,7 @@ SHORT_RETENTION: Final = Retention(
     outbox=_SHORT,
     approvals=_SHORT,
     cron_executions=_SHORT,
-    sessions=_SHORT,
+    sessions=_LONGER,
     inbox=_LONGER,
     deliveries=_LONGER,
     interval=30.0,
