@@ -13,7 +13,8 @@ from hermes_trio.base.retention import DAY, Retention
 
 _SHORT: Final = 15 / DAY
 _LONGER: Final = 4 / 24
-"""For what recognises repetitions: platforms and clients of a world send them within minutes, the clock is set by an hour, and an end is repeated until the store has written it."""
+"""For what recognises repetitions: platforms and clients of a world send them within minutes, the clock is set by an hour, and an
+end is repeated until the store has written it."""
 
 SHORT_RETENTION: Final = Retention(
     runs=_SHORT,
