@@ -271,11 +271,16 @@ def notices_are_told_once(world: World) -> Iterator[str]:
 
 
 def failed_sends_pause(world: World) -> Iterator[str]:
-    """Yield the messages that were sent again sooner than `RETRY_SECONDS` after the platform had refused them, although no node ended meanwhile.
+    """Yield the messages that were sent again sooner than `RETRY_SECONDS` after the platform had refused them, although no node ended meanwhile and
+    no clock was set.
 
     A message with a nonce may be repeated once at once: the platform recognises it.
     """
-    ends = [one.at for one in world.trace if one.kind in _ENDS_OF_NODES or one.kind == "start"]
+    ends = [
+        one.at
+        for one in world.trace
+        if one.kind in _ENDS_OF_NODES or one.kind == "start" or (one.kind == "fault" and one.text.startswith("clock"))
+    ]
     method = METHODS[world.chat.name][0]
     refused: dict[str, float] = {}
     repeated: set[str] = set()
