@@ -14,6 +14,7 @@ import msgspec
 import trio
 
 from hermes_trio.messaging.senders import DUPLICATE_LABEL
+from hermes_trio.runtime.core import RuntimeSettings
 from hermes_trio.runtime.interface import IN_PROCESS
 from hermes_trio.store.sqlite.nodes import ANSWER_SECONDS, HOSTED
 
@@ -27,6 +28,12 @@ if TYPE_CHECKING:
 
 FLUSH_SECONDS: Final = 10.1
 """Seconds for which a drained node may send the replies that its last turns left: the grace of its server (5), then the time for the flush (5)."""
+
+CLOSE_SECONDS: Final = RuntimeSettings().finish_seconds
+"""Seconds by which a store that does not answer delays the flush: the last attempts of the close, which come before it, share them."""
+
+STORE_FAULTS: Final = ("store", "disk", "pause", "partition")
+"""The faults that keep a node from its store."""
 
 MORE_TASKS: Final = 3
 """How many more tasks of one name than at the start of the world a node may have in its calm."""
@@ -60,7 +67,7 @@ def ends_of_lives(world: World, after: float, until: float) -> int:
     failed = 0
     for one in world.trace:
         if after - 1e-3 <= one.at <= until + 1e-3:
-            if one.kind in ("crash", "drain", "gone", "lease lost"):
+            if one.kind in ("crash", "drain", "drained", "gone", "lease lost"):
                 lives.add(one.text.partition(" ")[0])
             failed += one.kind == "node fails"
     return len(lives) + failed
@@ -285,13 +292,16 @@ def streams_are_whole(world: World) -> Iterator[str]:
 
 def drained_nodes_are_silent(world: World) -> Iterator[str]:
     """Yield what a node sends after its drain, when the time for the last replies is over, and after it has ended or was taken over."""
-    until: dict[str, float] = {}
+    drained: dict[str, float] = {}
+    allowed = FLUSH_SECONDS
     for moment in world.trace:
         life = moment.text.partition(" ")[0]
-        if moment.kind == "drained":
-            until.setdefault(life, moment.at + FLUSH_SECONDS)
-        elif moment.kind == "sends" and moment.at > until.get(life, moment.at):
-            yield f"the node drained at {until[life] - FLUSH_SECONDS:.2f} s, and then: {moment}"
+        if moment.kind == "fault" and moment.text.startswith(STORE_FAULTS):
+            allowed = FLUSH_SECONDS + CLOSE_SECONDS
+        elif moment.kind == "drained":
+            drained.setdefault(life, moment.at)
+        elif moment.kind == "sends" and moment.at > drained.get(life, moment.at) + allowed:
+            yield f"the node drained at {drained[life]:.2f} s, and then: {moment}"
 
 
 def count_tasks() -> Counter[str]:
@@ -329,7 +339,7 @@ def left_over(world: World, before: Counter[str]) -> list[str]:
         )
     ]
     # An answer that cannot be written is given up, and its request is removed after an hour.
-    apart = any(one.text.startswith(("store", "disk", "pause", "partition")) for one in world.trace.of("fault"))
+    apart = any(one.text.startswith(STORE_FAULTS) for one in world.trace.of("fault"))
     found += [
         f"the request {id} to another node is {state}"
         for id, state in world.rows(

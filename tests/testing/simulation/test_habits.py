@@ -4,11 +4,25 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from typing import Any
 
 import attrs
+import msgspec
 import pytest
+import trio
 
-from hermes_trio.testing.simulation import PLATFORMS, Program, Step, WorldSettings, make_program, run_program, run_seed
+from hermes_trio.messaging.senders import Senders
+from hermes_trio.store.sqlite import maintenance
+from hermes_trio.testing.simulation import (
+    PLATFORMS,
+    Program,
+    Step,
+    WorldSettings,
+    make_program,
+    run_program,
+    run_seed,
+    world,
+)
 from hermes_trio.testing.simulation.habits import CHANGES, EPOCH
 
 from .habit_mutants import HABIT_MUTANTS, INTERRUPTED, STEERED
@@ -43,6 +57,67 @@ def test_a_deliberate_defect_is_convicted_within_five_hundred_seeds(name: str) -
     seeds = seeds_until_found(patches, invariant, 500, nodes=nodes, platform=None)
     sys.stdout.write(f"\n| {name} | {invariant} | {seeds} |\n")
     assert seeds is not None
+
+
+def _removes_all_ended_sessions(real: Any) -> Any:
+    return lambda prune: ("ended_at IS NOT NULL AND ended_at < ?", [prune.before])
+
+
+def _claims_late(real: Any) -> Any:
+    async def claim(self: Senders, sender: Any, waited: Any) -> Any:
+        if self._runtime.core.draining:
+            await trio.sleep(12)
+        return await real(self, sender, waited)
+
+    return claim
+
+
+def _flushes_without_a_bound(real: Any) -> Any:
+    def stage(self: Senders, runtime: Any) -> Any:
+        self.settings = msgspec.structs.replace(self.settings, flush_seconds=1_000.0)
+        return real(self, runtime)
+
+    return stage
+
+
+def _short_for_sessions(real: Any) -> Any:
+    return msgspec.structs.replace(real, sessions=real.jobs)
+
+
+def test_retention_keeps_the_session_of_a_child_whose_process_was_lost_with_its_host() -> None:
+    """The session has ended; its job is live until another node takes over. The seed decides which node has the conversation."""
+    steps = (Step(12.0, "write", 0, 1, "dels 5 kept=1"), Step(12.01, "crash", 0, 1, "now down=0.5"))
+    with patched((world, "SHORT_RETENTION", _short_for_sessions)):
+        for seed in range(1, 9):
+            program = Program(seed, 90, steps, 2, upkeep=True)
+            result = run_program(program, SETTINGS)
+            assert result.violations == (), result.story()
+            with patched((maintenance.Prune, "where", _removes_all_ended_sessions)):
+                if "2 acknowledged" in run_program(program, SETTINGS).invariants:
+                    return
+    pytest.fail("no node with the conversation has crashed")
+
+
+DRAINED = (Step(5.0, "write", 0, 1, "run 10"), Step(8.0, "restart", 0, 1))
+
+
+def test_a_slow_store_delays_the_last_replies_of_a_drained_node_within_the_bounds_of_its_close() -> None:
+    """The last attempts of the close wait for the store before the time for the flush begins."""
+    slow = "claim_outbox slow seconds={} times=1"
+    result = run_program(Program(1, 90, (*DRAINED, Step(9.0, "store", words=slow.format(12)))), SETTINGS)
+    assert result.violations == (), result.story()
+    with patched((Senders, "stage", _flushes_without_a_bound)):
+        result = run_program(Program(1, 90, (*DRAINED, Step(9.0, "store", words=slow.format(25)))), SETTINGS)
+    assert "7 stops" in result.invariants
+
+
+def test_a_drained_node_that_sends_its_last_replies_late_is_convicted() -> None:
+    """Without a fault of the store it has only the grace of its server and the time for the flush."""
+    program = Program(1, 90, DRAINED)
+    result = run_program(program, SETTINGS)
+    assert result.violations == (), result.story()
+    with patched((Senders, "stage", _flushes_without_a_bound), (Senders, "_claim", _claims_late)):
+        assert "7 stops" in run_program(program, SETTINGS).invariants
 
 
 @pytest.mark.parametrize("nodes", [1, 3])
