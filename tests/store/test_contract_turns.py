@@ -290,3 +290,16 @@ async def test_a_reply_key_with_another_body_fails_the_commit(store: Store) -> N
         )
 
     assert await store.get_session("s2") is None
+
+
+async def test_a_notice_reopens_a_session_that_ended_otherwise(store: Store, clock: Clock) -> None:
+    """A new chat in a terminal ends the last one of a process that was killed; what was lost in that one is still told."""
+    await store.finish_turn(finish(start(), "q", "a"))
+    told = await store.add_notice(notice())
+    assert told is not None
+    await store.new_session(KEY, source="cli", reason="new_session")
+    clock.advance(5)
+    await store.begin_turn(start("turn_2", inbox_ids=(told,)))
+    opened = await store.get_session("s1")
+    assert opened is not None
+    assert opened.ended_at is None

@@ -178,7 +178,7 @@ begun AS (
         ended_at = CASE WHEN g.reopens = 0 OR (s.one_shot = 1 AND g.one_shot = 1) THEN s.ended_at END
     FROM given g
     WHERE s.id = g.id AND {_AMONG} AND s.tenant = g.tenant AND (g.hold = 0 OR coalesce(s.open_turn, '') = '' OR s.owner = g.owner)
-        AND (g.waited = 0 OR s.ended_at IS NULL OR (s.one_shot = 1 AND g.one_shot = 1))
+        AND (g.waited = 0 OR coalesce(s.end_reason, '') <> 'session_reset' OR (s.one_shot = 1 AND g.one_shot = 1))
     RETURNING g.place
 ), made AS (
     INSERT INTO sessions (id, source, tenant, session_key, user_id, model, parent_session_id, lineage, routing, one_shot,
@@ -195,7 +195,7 @@ only takes the lock, and of which nothing was promised, does not open a session 
 session that has ended since it was chosen."""
 
 _HOLDERS: Final = f"""
-SELECT g.place, coalesce(s.open_turn, ''), g.waited = 1 AND s.ended_at IS NOT NULL
+SELECT g.place, coalesce(s.open_turn, ''), g.waited = 1 AND coalesce(s.end_reason, '') = 'session_reset'
 FROM {records(_Begun)} JOIN sessions s ON s.id = g.id AND s.tenant = g.tenant WHERE g.hold = 1 OR g.waited = 1
 """
 """For beginnings that were refused. The holder may have ended, or been reaped, since then."""

@@ -40,11 +40,11 @@ ON CONFLICT (id) DO UPDATE SET
     ended_at = CASE WHEN ?15 = 0 OR (sessions.one_shot = 1 AND excluded.one_shot = 1) THEN sessions.ended_at END
 WHERE sessions.tenant = excluded.tenant
     AND (?14 = 0 OR coalesce(sessions.open_turn, '') = '' OR sessions.owner = excluded.owner)
-    AND (?16 = 0 OR sessions.ended_at IS NULL OR (sessions.one_shot = 1 AND excluded.one_shot = 1))
+    AND (?16 = 0 OR coalesce(sessions.end_reason, '') <> 'session_reset' OR (sessions.one_shot = 1 AND excluded.one_shot = 1))
 """
 """A begin without a turn is a promise, and takes nothing from the turn that is open. With `hold` (?14), that of another owner is left alone, too.
 A turn that only takes the lock, and of which nothing was promised, does not open a session again (?15): its end decides. A turn of waiting rows (?16)
-does not begin in a session that has ended since it was chosen."""
+does not begin in a session that its person has ended since it was chosen."""
 
 _FINISH: Final = """
 INSERT INTO sessions (id, source, tenant, session_key, user_id, model, parent_session_id, lineage, routing, one_shot,
@@ -112,7 +112,7 @@ def put_also(db: Database, now: float, record: object, limit: int) -> None:
 
 
 def begin_turn(db: Database, now: float, owner: str, start: TurnStart) -> None:
-    """Write the beginning of a turn. A request reopens an ended session, but not a one-shot one; waiting rows do not, they are refused."""
+    """Write the beginning of a turn. A request reopens an ended session, but not a one-shot one; waiting rows do not open one that `/new` has ended."""
     context = start.context
     if start.run is not None:
         begin_run(db, now, owner, start.run, start)
@@ -254,7 +254,7 @@ def _holder(db: Database, start: TurnStart, owner: str) -> str:
 
 
 def _has_ended(db: Database, start: TurnStart) -> bool:
-    sql = "SELECT 1 FROM sessions WHERE id = ? AND tenant = ? AND ended_at IS NOT NULL"
+    sql = "SELECT 1 FROM sessions WHERE id = ? AND tenant = ? AND end_reason = 'session_reset'"
     return exists(db, sql, (start.context.session_id, start.tenant))
 
 
